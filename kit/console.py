@@ -1,0 +1,70 @@
+"""Everything a person sees. Progress and errors go to stderr; stdout carries only data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kit.errors import KitError
+
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+_out = Console(highlight=False)
+
+
+def say(text: str) -> None:
+    """Print one line of progress."""
+    _err.print(Text(text))
+
+
+def warn(text: str) -> None:
+    """Print one line that the person should read but that stops nothing."""
+    _err.print(Text("warning: ", style="yellow") + Text(text))
+
+
+def show_error(error: KitError) -> None:
+    """Print an error: detail first, so that the line and its next step stand last."""
+    if error.detail:
+        _err.print(Text(error.detail.rstrip(), style="dim"))
+    _err.print(Text("error: ", style="bold red") + Text(error.message))
+    if error.hint:
+        _err.print(Text("  next: ") + Text(error.hint))
+
+
+@contextlib.contextmanager
+def step(text: str, *, waits_for: str = "") -> Iterator[None]:
+    """Announce a step, then how long it took; `waits_for` says what the time goes into."""
+    start = time.monotonic()
+    say(f"> {text}" + (f" (waiting for {waits_for})" if waits_for else ""))
+    try:
+        yield
+    except BaseException:
+        say(f"  failed after {time.monotonic() - start:.1f} s: {text}")
+        raise
+    say(f"  done in {time.monotonic() - start:.1f} s: {text}")
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Print a table on stdout; wide ones keep their columns when stdout is no terminal."""
+    if not sys.stdout.isatty():
+        for row in [columns, *rows]:
+            print("\t".join(row))
+        return
+    grid = Table(title=title, title_justify="left")
+    for column in columns:
+        grid.add_column(column)
+    for row in rows:
+        grid.add_row(*[Text(cell) for cell in row])
+    _out.print(grid)
+
+
+def data(value: Any) -> None:
+    """Print a value as JSON on stdout, for scripts."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))
