@@ -1,0 +1,141 @@
+"""Keeps secrets and machine addresses out of everything that is written down.
+
+By name where a name says so (options, variables, configuration keys), by form for what looks
+like a credential in a text, and by value for secrets that this process knows itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+MASK = "<masked>"
+ADDRESS = "<address>"
+
+_SECRET_WORDS = frozenset(
+    [
+        "token",
+        "key",
+        "keys",
+        "apikey",
+        "secret",
+        "secrets",
+        "password",
+        "passwd",
+        "passphrase",
+        "credential",
+        "credentials",
+    ]
+)
+_SECRET_PARTS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+_FORMS = (
+    (re.compile(r"(?<=://)[^/@\s]+@"), f"{MASK}@"),  # user and password in an address
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {MASK}"),
+    (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),  # a Hugging Face token
+)
+_SHORTEST_SECRET = 6  # masking shorter values everywhere would destroy the text
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Tell whether an environment variable may hold a secret, by its name.
+
+    A name with TOKENS and a whole number as value is a count, not a secret.
+    """
+    upper = name.upper()
+    if "TOKENS" in upper and value.isascii() and value.isdigit():
+        return False
+    return any(part in upper for part in _SECRET_PARTS)
+
+
+def is_secret_option(name: str) -> bool:
+    """Tell whether a command-line option or configuration key holds a secret.
+
+    Only the last word decides: `--hf-token` and `api_key` do, `--max-num-batched-tokens`,
+    `tokenizer` and `ssl_keyfile` do not.
+    """
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+    return bool(words) and words[-1] in _SECRET_WORDS
+
+
+def mask_text(text: str) -> str:
+    """Mask what looks like a credential: users in addresses, bearer headers, hub tokens."""
+    for form, instead in _FORMS:
+        text = form.sub(instead, text)
+    return text
+
+
+def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the values of all variables that may hold a secret, for `mask_known`."""
+    return frozenset(
+        value
+        for name, value in environment.items()
+        if len(value) >= _SHORTEST_SECRET and is_secret_variable(name, value)
+    )
+
+
+def mask_known(text: str, secrets: Iterable[str]) -> str:
+    """Mask every secret that stands in a text (a log, a traceback), then what looks like one."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return mask_text(text)
+
+
+def mask_address(text: str) -> str:
+    """Return a placeholder for an IP address that names a machine, else the text.
+
+    Loopback and wildcard addresses say nothing about a machine and stay.
+    """
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    return text if address.is_loopback or address.is_unspecified else ADDRESS
+
+
+def mask_value(value: Any, *, secret: Callable[[str], bool] = is_secret_option) -> Any:
+    """Mask secrets in nested JSON: strings under secret keys, and users in addresses."""
+    inner = partial(mask_value, secret=secret)
+    if isinstance(value, Mapping):
+        return {
+            key: MASK if secret(str(key)) and each and isinstance(each, str | list) else inner(each)
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [inner(each) for each in value]
+    return mask_text(value) if isinstance(value, str) else value
+
+
+def mask_argv(argv: Iterable[str]) -> list[str]:
+    """Mask secrets in a command line: `--api-key X`, `--api-key=X`, keys inside JSON values."""
+    shown: list[str] = []
+    hide_next = False
+    for word in argv:
+        if hide_next and not word.startswith("--"):
+            shown.append(MASK)
+            continue  # an option may take several values
+        name, mark, value = word.partition("=")
+        hide_next = False
+        if not word.startswith("--"):
+            shown.append(_mask_word(word))
+        elif not is_secret_option(name):
+            shown.append(name + mark + _mask_word(value))
+        else:
+            shown.append(name + mark + (MASK if mark else ""))
+            hide_next = not mark
+    return shown
+
+
+def _mask_word(word: str) -> str:
+    if word.startswith(("{", "[")):
+        try:
+            parsed = json.loads(word)
+        except ValueError:
+            return mask_text(word)
+        masked = mask_value(parsed)
+        # Untouched text stays byte for byte what the process received.
+        return word if masked == parsed else json.dumps(masked, ensure_ascii=False)
+    return mask_text(word)
