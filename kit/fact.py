@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from subprocess import TimeoutExpired
 from typing import Annotated, Any, Literal, Protocol, cast
 
+import docker
 from docker.errors import DockerException
 from docker.models.containers import Container
 from pydantic import JsonValue, StringConstraints, model_validator
 
-import docker
 from kit import process
 from kit.errors import ProbeFailed
 from kit.inside.probe_field import READ_ERRORS, Field, read_field
@@ -204,10 +204,12 @@ class ContainerPlace:
         argv = [self.interpreter, "-X", "utf8", "-m", f"inside.{module}", *args]
         environment = {"PYTHONPATH": self.python_path, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
-            code, (out, err) = self.container.exec_run(argv, demux=True, environment=environment)
+            done = self.container.exec_run(argv, demux=True, environment=environment)
         except DockerException as error:
             raise self._failure(module, str(error)) from None
-        if code != 0:
+        # With demux the second part is the pair (stdout, stderr), each None when empty.
+        out, err = cast(tuple[bytes | None, bytes | None], done[1])
+        if done[0] != 0:
             raise self._failure(module, (err or out or b"").decode("utf-8", "replace"))
         try:
             return json.loads(out or b"")

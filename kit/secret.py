@@ -16,21 +16,10 @@ from typing import Any
 MASK = "<masked>"
 ADDRESS = "<address>"
 
-_SECRET_WORDS = frozenset(
-    [
-        "token",
-        "key",
-        "keys",
-        "apikey",
-        "secret",
-        "secrets",
-        "password",
-        "passwd",
-        "passphrase",
-        "credential",
-        "credentials",
-    ]
-)
+_SECRET_WORDS = frozenset((
+    "token", "key", "keys", "apikey", "secret", "secrets", "password", "passwd", "passphrase",
+    "credential", "credentials",
+))  # fmt: skip
 _SECRET_PARTS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 _FORMS = (
     (re.compile(r"(?<=://)[^/@\s]+@"), f"{MASK}@"),  # user and password in an address
