@@ -1,0 +1,199 @@
+"""The command line. The only place that catches the kit's errors and turns them into exit codes.
+
+stdout carries data (tables, JSON), stderr everything meant for a person.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kit import console, engine, engine_setup, owner
+from kit.errors import Interrupted, KitError, UsageError
+from kit.experiment import experiment_docs, find_experiment
+from kit.paths import MANIFESTS, RUNS
+from kit.verdict import MIN_PAIRS
+
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+VERDICT_EXIT = {"unsupported": 3, "invalid": 4, "confounded": 5}
+
+
+@app.command("run")
+def run_command(
+    name: Annotated[str, typer.Argument(help="The experiment, e.g. exp1_prefix_cache.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One pair: shows the way, never decides.")
+    ] = False,
+    replicates: Annotated[
+        int,
+        typer.Option(help=f"Pairs of fresh containers per arm; {MIN_PAIRS} are the least to decide."),
+    ] = MIN_PAIRS,
+    image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")] = None,
+    platform: Annotated[
+        str | None, typer.Option(help="cpu or cuda; default: what this machine has.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="A named variant; listed at the end of this help.")
+    ] = None,
+    aa: Annotated[
+        bool, typer.Option("--aa", help="Run the baseline against itself: the noise of this machine.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of workload and order of replicates.")] = 1,
+    out: Annotated[Path, typer.Option(help="Where run folders go.")] = RUNS,
+    ready_timeout: Annotated[
+        float | None, typer.Option(help="Seconds a server may take to become healthy.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment on fresh containers, judge it, write report and manifest."""
+    from kit.run import Options, run_experiment
+
+    options = Options(
+        variant=variant,
+        image=image,
+        model=model,
+        platform=platform,
+        pairs=1 if quick else replicates,
+        seed=seed,
+        against_itself=aa,
+        out=out.expanduser().resolve(),
+        ready_timeout_s=ready_timeout,
+    )
+    manifest, folder = run_experiment(name, options, console.say)
+    verdict = manifest.verdict
+    assert verdict is not None
+    console.say(f"verdict: {verdict.word}: {verdict.reason}")
+    if as_json:
+        console.data(
+            {
+                "run": str(folder),
+                "run_id": manifest.run_id,
+                "plan_sha256": manifest.plan_sha256,
+                "verdict": verdict.model_dump(mode="json"),
+                "effect": manifest.effect.model_dump(mode="json") if manifest.effect else None,
+            }
+        )
+    raise typer.Exit(VERDICT_EXIT.get(verdict.word, 0))
+
+
+@app.command("list")
+def list_command(as_json: Json = False) -> None:
+    """List the experiments and their variants."""
+    rows = []
+    for name, doc in experiment_docs().items():
+        variants = sorted(find_experiment(name).variants)
+        rows.append({"experiment": name, "question": doc, "variants": variants})
+    if as_json:
+        console.data(rows)
+    else:
+        console.table(
+            "experiments",
+            ["experiment", "question", "variants"],
+            [[r["experiment"], r["question"], ", ".join(r["variants"])] for r in rows],
+        )
+
+
+@app.command("analyse")
+def analyse_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    as_json: Json = False,
+) -> None:
+    """Compute measures and verdict again from a run's raw files, and compare with its manifest."""
+    from kit.again import analyse_again
+
+    result = analyse_again(run)
+    if as_json:
+        console.data(result)
+    else:
+        console.say(f"verdict: {result['verdict']['word']}: {result['verdict']['reason']}")
+        console.say("equal to the manifest" if result["equal"] else "NOT equal to the manifest")
+    raise typer.Exit(0 if result["equal"] else 70)
+
+
+@app.command("report")
+def report_command(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Write a run's reports again; refused when a raw file is not the recorded one."""
+    from kit.manifest import load_manifest
+    from kit.report import write_reports
+
+    manifest = load_manifest(run / "manifest.json")
+    if manifest.verdict is None:
+        raise UsageError(f"the run is {manifest.status}: it has no verdict to report")
+    write_reports(run, manifest)
+    console.say(f"written: {run / 'report.en.md'} and report.zh.md")
+
+
+@app.command("schema")
+def schema_command(
+    write: Annotated[bool, typer.Option("--write", help="Write manifests/schema.json.")] = False,
+) -> None:
+    """Print the JSON schema of a manifest."""
+    from kit.manifest import schema
+    from kit.store import write_text
+
+    text = json.dumps(schema(), indent=2, sort_keys=True) + "\n"
+    if write:
+        write_text(MANIFESTS / "schema.json", text)
+    else:
+        print(text, end="")  # noqa: T201 - this is the data
+
+
+@app.command("engine")
+def engine_command(as_json: Json = False) -> None:
+    """Make sure that a Docker Engine with compose and buildx answers; install it if need be."""
+    found = engine_setup.ensure_engine(console.say)
+    if as_json:
+        console.data(found)
+
+
+@app.command("sweep")
+def sweep_command() -> None:
+    """Remove what runs that died had left (only theirs) and mark their manifests interrupted."""
+    from kit.run import sweep_leftovers
+
+    sweep_leftovers(engine.connect(), console.say)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    try:
+        with owner.interruptible():
+            result: Any = app(args=argv, standalone_mode=False)
+    except KitError as error:
+        console.show_error(error)
+        return error.exit_code
+    except Interrupted as stop:
+        console.say(f"stopped by {stop}; nothing was left running")
+        return stop.exit_code
+    except typer.Abort:
+        return 130
+    except typer.Exit as done:
+        return done.exit_code
+    except Exception as error:
+        usage = _usage(error)
+        if usage is None:
+            raise
+        console.show_error(usage)
+        return usage.exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: Exception) -> KitError | None:
+    """Translate the argument parser's complaint; None for anything else."""
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return None
+    return UsageError(str(message()).splitlines()[0], hint="see --help")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

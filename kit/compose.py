@@ -1,0 +1,208 @@
+"""Renders a topology for one replicate and starts and stops it. The only caller of compose.
+
+`docker compose config` renders the checked-in file in an empty environment; the kit then sets
+what the plan says on the parsed result and starts exactly that. Nothing in the caller's
+surroundings (compose/.env, variables, profiles) can change it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit import engine
+from kit.errors import BadFile, DeviceMissing, DiskFull, KitError, PortTaken
+from kit.owner import LABEL
+from kit.paths import ROOT
+from kit.plan import PlannedArm, Resources
+from kit.topology import Topology
+
+KEPT = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_CONFIG", "SSH_AUTH_SOCK")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One rendered topology: its project name, its file, and the path the client writes to."""
+
+    project: str
+    file: Path
+    topology: Topology
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """How an image starts, from its record: interpreter, entrypoint, user."""
+
+    engine_id: str
+    interpreter: str
+    entrypoint: tuple[str, ...]
+    user: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What depends on this machine: accelerator file and device, CPU sets, folders, client user."""
+
+    accel: str
+    device: str | None
+    server_cpuset: str
+    client_cpuset: str
+    model: Path
+    workload: Path
+    out: Path
+    client_user: str
+
+
+def _environment(extra: Mapping[str, str]) -> dict[str, str]:
+    kept = {k: os.environ[k] for k in KEPT if k in os.environ}
+    return {**kept, "COMPOSE_DISABLE_ENV_FILE": "1", **extra}
+
+
+def render(
+    topology: Topology,
+    arm: PlannedArm,
+    server: Runtime,
+    client: Runtime,
+    place: Placement,
+    resources: Resources,
+    *,
+    project: str,
+    run_id: str,
+) -> dict[str, Any]:
+    """Return the compose document of one replicate, every value set and nothing published."""
+    variables = {"KIT_ACCEL": place.accel, "KIT_MODEL": str(place.model)}
+    if place.device:
+        variables["KIT_DEVICE"] = place.device
+    words = ["compose", "--env-file", os.devnull, "--file", str(topology.file), "--profile", "kit"]
+    words += ["--project-name", project, "config", "--format", "json"]
+    answer = engine.cli(*words, env=_environment(variables), timeout_s=60)
+    if not answer.ok:
+        raise BadFile(
+            f"{topology.file.name}: compose cannot read it: {_last_line(answer.stderr)}",
+            hint="correct the file in compose/",
+        )
+    document: dict[str, Any] = json.loads(answer.stdout)
+    labels = {LABEL: run_id}
+    for name, service in document["services"].items():
+        service.pop("ports", None)
+        service.pop("profiles", None)
+        service["networks"] = {"inside": None}
+        service["labels"] = labels
+        if name in topology.engines:
+            _set_engine(service, arm, server, place, resources)
+        elif name == "client":
+            _set_client(service, client, place, resources)
+    document["networks"] = {"inside": {**document["networks"]["inside"], "labels": labels}}
+    return document
+
+
+def _set_engine(
+    service: dict[str, Any],
+    arm: PlannedArm,
+    runtime: Runtime,
+    place: Placement,
+    resources: Resources,
+) -> None:
+    service["image"] = runtime.engine_id
+    service["entrypoint"] = [escape(word) for word in runtime.entrypoint]
+    service["command"] = [escape(word) for word in arm.args]
+    service["init"] = "tini" not in runtime.entrypoint[0]
+    service["user"] = runtime.user
+    service["environment"].update({k: escape(v) for k, v in arm.env.items()})
+    service["healthcheck"]["test"][1] = runtime.interpreter
+    service["cpuset"] = place.server_cpuset
+    service["mem_limit"] = str(resources.server_memory_bytes)
+    service["shm_size"] = str(resources.shm_bytes)
+    service["pids_limit"] = resources.pids
+    service["stop_grace_period"] = f"{resources.stop_grace_s}s"
+    if place.accel == "cpu":
+        service["environment"]["VLLM_CPU_OMP_THREADS_BIND"] = place.server_cpuset
+
+
+def _set_client(
+    service: dict[str, Any], runtime: Runtime, place: Placement, resources: Resources
+) -> None:
+    service["image"] = runtime.engine_id
+    service["user"] = place.client_user
+    service["cpuset"] = place.client_cpuset
+    service["mem_limit"] = str(resources.client_memory_bytes)
+    service["volumes"] += [
+        {"type": "bind", "source": str(place.workload), "target": "/workload", "read_only": True},
+        {"type": "bind", "source": str(place.out), "target": "/out"},
+    ]
+
+
+def escape(word: str) -> str:
+    """Write a value so that compose's interpolation gives back exactly that value."""
+    return word.replace("$", "$$")
+
+
+def without_paths(document: Mapping[str, Any], place: Placement) -> str:
+    """Return the document as JSON for the record, this machine's folders replaced by their role."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+    roles = {
+        str(place.out): "<out>",
+        str(place.workload): "<workload>",
+        str(place.model): "<model>",
+        str(ROOT): "<kit>",
+    }
+    for path in sorted(roles, key=len, reverse=True):
+        text = text.replace(path, roles[path])
+    return text
+
+
+def up(stack: Stack) -> None:
+    """Create and start the stack; return as soon as the containers were started."""
+    answer = engine.cli(
+        *_words(stack),
+        *("up", "--detach", "--no-build", "--quiet-pull", "--no-color"),
+        env=_environment({}),
+        timeout_s=120,
+    )
+    if not answer.ok:
+        raise _start_error(answer.stderr, answer.tail)
+
+
+def down(stack: Stack, *, grace_s: int) -> None:
+    """Stop and remove the stack's containers and networks."""
+    answer = engine.cli(
+        *_words(stack),
+        *("down", "--volumes", "--remove-orphans", "--timeout", str(grace_s)),
+        env=_environment({}),
+        timeout_s=grace_s + 60,
+    )
+    if not answer.ok:
+        raise KitError("compose could not stop the containers", detail=answer.tail)
+
+
+def _words(stack: Stack) -> list[str]:
+    return [
+        *("compose", "--env-file", os.devnull),
+        *("--file", str(stack.file), "--project-name", stack.project),
+    ]
+
+
+def _start_error(text: str, tail: str) -> KitError:
+    """Tell apart why the engine would not start the containers, in its own words."""
+    line = _last_line(text)
+    if "port is already allocated" in text or "address already in use" in text:
+        return PortTaken(f"a port is taken: {line}", hint="stop its holder, or set KIT_PORT")
+    if "could not select device driver" in text or "CDI device injection failed" in text:
+        return DeviceMissing(
+            f"the engine cannot pass the device through: {line}",
+            hint="install the NVIDIA container toolkit, or run with --platform cpu",
+        )
+    if "unknown or invalid runtime name" in text:
+        return DeviceMissing(f"the engine lacks a runtime: {line}", hint="see README, GPUs")
+    if "no space left on device" in text:
+        return DiskFull(f"the engine has no space left: {line}", hint="free space for the engine")
+    return KitError(f"compose could not start the containers: {line}", detail=tail)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"

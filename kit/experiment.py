@@ -1,0 +1,208 @@
+"""What an experiment is: one file under `kit/experiments/`, found by its name.
+
+An experiment says what is asked (goal, hypothesis), the one thing that differs (variable), what
+stays fixed (settings, workload), what is read (measures) and how one knows that the variable
+acted at all (acted). It does nothing: `kit.plan` freezes it, `kit.run` carries the plan out.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from kit.errors import UnknownName
+from kit.measure import SERVED, Measure
+from kit.value import Value
+
+FOLDER = Path(__file__).resolve().parent / "experiments"
+
+Flag = str | int | float | bool | None
+"""A vLLM flag's value. True: `--flag`. False: `--no-flag`. None: leave the flag out."""
+
+
+class Text(Value):
+    """One sentence in both report languages."""
+
+    en: str
+    zh: str
+
+
+class Arm(Value):
+    """One value of the variable: the flags, environment or image that make the difference."""
+
+    name: str
+    label: Text
+    flags: dict[str, Flag] = {}
+    env: dict[str, str] = {}
+    image: str | None = None
+
+
+class Variable(Value):
+    """The one thing that differs between the arms.
+
+    `consequences` are paths in the engine's resolved configuration (`cache_config.block_size`)
+    that may differ because the variable differs; any other difference makes a run `confounded`.
+    """
+
+    name: str
+    what: Text
+    baseline: Arm
+    candidate: Arm
+    consequences: tuple[str, ...] = ()
+
+    @property
+    def arms(self) -> tuple[Arm, Arm]:
+        return (self.baseline, self.candidate)
+
+
+class Hypothesis(Value):
+    """What is claimed before any data, and what effect is worth having.
+
+    `margin` is the smallest relative change of the primary measure worth having (0.10 = 10 %).
+    `equivalence` bounds the log ratio of two runs' effects for calling them the same.
+    `kind` is `ratio` (a sign-flip test on log ratios of pairs) or `exact` (counts, compared
+    exactly).
+    """
+
+    text: Text
+    measure: str
+    direction: Literal["decrease", "increase"]
+    margin: float
+    equivalence: float
+    kind: Literal["ratio", "exact"] = "ratio"
+
+
+class Condition(Value):
+    """One thing that every replicate of an arm must show, or the variable did not act."""
+
+    measure: str
+    arm: Literal["baseline", "candidate"]
+    op: Literal[">=", ">", "<=", "<", "=="]
+    value: float
+
+    def holds(self, reading: float) -> bool:
+        return {
+            ">=": reading >= self.value,
+            ">": reading > self.value,
+            "<=": reading <= self.value,
+            "<": reading < self.value,
+            "==": reading == self.value,
+        }[self.op]
+
+    def __str__(self) -> str:
+        return f"{self.measure} of {self.arm} {self.op} {self.value:g}"
+
+
+class Needs(Value):
+    """What a platform, build and model must offer for the question to make sense."""
+
+    platforms: tuple[str, ...] = ("cpu", "cuda")
+    real_weights: bool = False
+    devices: int = 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Requests that are sent in one window; `requests` are the lines of the load file.
+
+    The phase named `measure` is the measured one; others come before it in order (warm-up, a
+    cold first request) and are recorded apart.
+    """
+
+    name: str
+    requests: tuple[dict[str, Any], ...]
+    concurrency: int
+    scrape_every_s: float | None = 0.5
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a workload may depend on: the served model's name and the plan's seed."""
+
+    model: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The whole of one experiment; see the module's docstring."""
+
+    title: Text
+    goal: Text
+    variable: Variable
+    hypothesis: Hypothesis
+    workload: Callable[[Scale], tuple[Phase, ...]]
+    measures: tuple[Measure, ...]
+    acted: tuple[Condition, ...]
+    settings: Mapping[str, Flag]
+    env: Mapping[str, str] = field(default_factory=dict)
+    topology: str = "single"
+    needs: Needs = field(default_factory=Needs)
+    variants: Mapping[str, Callable[[Experiment], Experiment]] = field(default_factory=dict)
+
+    @property
+    def all_measures(self) -> tuple[Measure, ...]:
+        """Its own measures and those that every experiment reports."""
+        return (*self.measures, *SERVED)
+
+
+def against_itself(experiment: Experiment) -> Experiment:
+    """Return the A/A form: both arms are the baseline, so every difference is noise."""
+    variable = experiment.variable
+    twin = variable.baseline.model_copy(
+        update={
+            "name": f"{variable.baseline.name}-again",
+            "label": Text(
+                en=f"{variable.baseline.label.en} (again)",
+                zh=f"{variable.baseline.label.zh}（再次）",
+            ),
+        }
+    )
+    return replace(experiment, variable=variable.model_copy(update={"candidate": twin}), acted=())
+
+
+def experiment_names() -> list[str]:
+    """Return the names of all experiments, from the folder's file names."""
+    return sorted(p.stem for p in FOLDER.glob("*.py") if not p.stem.startswith("_"))
+
+
+def experiment_docs() -> dict[str, str]:
+    """Return name -> first line of the file's docstring, without importing anything."""
+    docs = {}
+    for name in experiment_names():
+        doc = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
+        docs[name] = doc.splitlines()[0] if doc else ""
+    return docs
+
+
+def find_experiment(name: str) -> Experiment:
+    """Return the experiment of that name; raise `UnknownName` with the names there are."""
+    names = experiment_names()
+    if name not in names:
+        raise unknown("experiment", name, names)
+    found = importlib.import_module(f"kit.experiments.{name}").EXPERIMENT
+    assert isinstance(found, Experiment)
+    return found
+
+
+def apply_variant(experiment: Experiment, name: str, variant: str | None) -> Experiment:
+    """Return the experiment as its named variant changes it; None leaves it as it is."""
+    if variant is None:
+        return experiment
+    if variant not in experiment.variants:
+        raise unknown(f"variant of {name}", variant, list(experiment.variants))
+    return experiment.variants[variant](experiment)
+
+
+def unknown(kind: str, name: str, names: list[str]) -> UnknownName:
+    """Build the error for a name that is not among `names`, with the nearest one."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return UnknownName(
+        f"there is no {kind} `{name}`",
+        hint=(f"did you mean `{near[0]}`? " if near else "") + f"known: {', '.join(names)}",
+    )

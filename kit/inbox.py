@@ -1,0 +1,72 @@
+"""Runs the code of `kit/inside` in the client container and reads what it prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import docker
+import docker.errors
+
+from kit.errors import ClientFailed, ProbeFailed
+
+
+class ClientBox:
+    """The client container of one replicate."""
+
+    def __init__(self, client: docker.DockerClient, container: Any, interpreter: str) -> None:
+        self._api = client.api
+        self._container = container
+        self._interpreter = interpreter
+
+    def ask(self, method: str, url: str, *, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Send one control request; return {status, body, error}."""
+        lines = list(self._lines("inside.ask", method, url, "--timeout", str(timeout_s)))
+        try:
+            answer = json.loads(lines[-1])
+        except (IndexError, ValueError):
+            raise ClientFailed(f"no answer from the client container: {lines[-1:]}") from None
+        if answer.get("error"):
+            raise ProbeFailed(
+                f"the server runs but the client container cannot ask it: {answer['error']}",
+                hint="check the server's --host and --port, and the network `inside`",
+            )
+        return dict(answer)
+
+    def window(self, spec: str, progress: Callable[[dict[str, Any]], None]) -> None:
+        """Run one measured window from its spec file; hand on its progress events."""
+        for line in self._lines("inside.window", spec):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            progress(event)
+
+    def _lines(self, module: str, *words: str) -> Iterator[str]:
+        """Run a module; yield its stdout lines; raise `ClientFailed` for a bad exit status."""
+        try:
+            exec_id = self._api.exec_create(
+                self._container.id,
+                [self._interpreter, "-m", module, *words],
+                environment={"PYTHONPATH": "/kit"},
+            )["Id"]
+            stream = self._api.exec_start(exec_id, stream=True, demux=True)
+            pending, errors = b"", b""
+            for out, err in stream:
+                errors = (errors + (err or b""))[-4000:]
+                pending += out or b""
+                *whole, pending = pending.split(b"\n")
+                yield from (line.decode("utf-8", "replace") for line in whole)
+            if pending:
+                yield pending.decode("utf-8", "replace")
+            code = self._api.exec_inspect(exec_id)["ExitCode"]
+        except docker.errors.APIError as error:
+            raise ClientFailed(
+                f"the engine would not run {module} in the client container: {error.explanation}"
+            ) from None
+        if code:
+            raise ClientFailed(
+                f"{module} ended with exit code {code} in the client container",
+                detail=errors.decode("utf-8", "replace"),
+            )

@@ -1,0 +1,322 @@
+"""From raw files to numbers. Pure: a replicate's folder in, readings out, nothing cached.
+
+A reading is null with a reason rather than a guess: a quantile that the sample cannot carry, a
+counter that is absent or went backwards, a stream without token times.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from kit.errors import BadFile
+from kit.value import Value
+
+Sample = Mapping[str, Any]
+"""One line of samples.jsonl: what one request did. Times are seconds from the window's start."""
+
+
+class Reading(Value):
+    """One number of one replicate: its value or the reason why there is none.
+
+    `n` is how many raw values it was computed from; `sources` are raw files, relative to the run.
+    """
+
+    name: str
+    unit: str
+    value: float | None
+    n: int
+    reason: str | None = None
+    sources: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """One answer of /metrics: `t_s` from the window's start, `values` by (name, labels)."""
+
+    t_s: float
+    values: Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+    def total(self, name: str, **labels: str) -> float | None:
+        """Sum all series of that name that carry these labels; None when there is none."""
+        wanted = set(labels.items())
+        found = [v for (n, ls), v in self.values.items() if n == name and wanted <= ls]
+        return math.fsum(found) if found else None
+
+    def label(self, name: str, label: str) -> str | None:
+        """Return a label's value of the first series of that name (info-style metrics)."""
+        for series, labels in self.values:
+            if series == name:
+                return dict(labels).get(label)
+        return None
+
+
+@dataclass(frozen=True)
+class Window:
+    """One phase of one replicate, as its files tell it."""
+
+    folder: str
+    samples: tuple[Sample, ...]
+    scrapes: tuple[Scrape, ...]
+    load: Mapping[str, Any]
+
+    @property
+    def samples_file(self) -> str:
+        return f"{self.folder}/samples.jsonl"
+
+    @property
+    def metrics_file(self) -> str:
+        return f"{self.folder}/metrics.jsonl.gz"
+
+
+@dataclass(frozen=True)
+class Raw:
+    """All raw data of one replicate; `windows` by phase name."""
+
+    windows: Mapping[str, Window]
+    server_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> Window:
+        return self.windows["measure"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A named number and how it is computed from one replicate's raw data."""
+
+    name: str
+    unit: str
+    what: str
+    compute: Callable[[Raw], Reading]
+
+    def read(self, raw: Raw) -> Reading:
+        """Compute the reading and give it this measure's name and unit."""
+        return self.compute(raw).model_copy(update={"name": self.name, "unit": self.unit})
+
+
+# -- raw files ---------------------------------------------------------------------------------
+
+
+def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
+    """Read one replicate's folder. Raises `BadFile` naming the file that cannot be read."""
+    windows = {}
+    for phase in phases:
+        folder = f"{replicate}/{phase}"
+        windows[phase] = Window(
+            folder=folder,
+            samples=tuple(_json_lines(run / folder / "samples.jsonl")),
+            scrapes=tuple(_scrapes(run / folder / "metrics.jsonl.gz")),
+            load=_json(run / folder / "load.json"),
+        )
+    info = run / replicate / "server_info.json"
+    return Raw(windows=windows, server_info=_json(info) if info.exists() else {})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path.name} in {path.parent}: {error}") from None
+    if not isinstance(value, dict):
+        raise BadFile(f"{path.name} in {path.parent}: not an object")
+    return value
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    number = 0
+    try:
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):  # noqa: B007
+            yield json.loads(line)
+    except FileNotFoundError:
+        raise BadFile(f"{path.name} in {path.parent} is not there") from None
+    except ValueError as error:
+        raise BadFile(f"{path.name} in {path.parent}, line {number}: {error}") from None
+
+
+def _scrapes(path: Path) -> Iterator[Scrape]:
+    if not path.exists():
+        return
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                one = json.loads(line)
+                if one.get("status") == 200:
+                    yield Scrape(t_s=one["t_s"], values=parse_metrics(one["text"]))
+    except (EOFError, OSError, ValueError, KeyError) as error:
+        raise BadFile(f"{path.name} in {path.parent}: {error}") from None
+
+
+def parse_metrics(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Parse Prometheus text into (series name, labels) -> value."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): float(sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+# -- what one request took ---------------------------------------------------------------------
+
+
+def start_s(sample: Sample) -> float | None:
+    """Return when latency starts: the intended send time in open loop, else the send itself.
+
+    Open loop counts from the schedule, so that a late client cannot hide a stall.
+    """
+    key = "sent_s" if sample.get("lane") is not None else "intended_s"
+    value = sample.get(key)
+    return None if value is None else float(value)
+
+
+def ttft_s(sample: Sample) -> float | None:
+    """Time to first token: start to first content chunk; None when the answer was no stream."""
+    begin, chunks = start_s(sample), sample.get("chunk_s") or []
+    return float(chunks[0]) - begin if chunks and begin is not None else None
+
+
+def tpot_s(sample: Sample) -> float | None:
+    """Time per output token after the first, by the token count that the server reports."""
+    chunks, tokens = sample.get("chunk_s") or [], sample.get("completion_tokens") or 0
+    if len(chunks) < 2 or tokens < 2:
+        return None
+    return float(chunks[-1] - chunks[0]) / (tokens - 1)
+
+
+def max_itl_s(sample: Sample) -> float | None:
+    """The longest gap between two content chunks of one answer: the stall a reader sees."""
+    chunks = sample.get("chunk_s") or []
+    return max(b - a for a, b in itertools.pairwise(chunks)) if len(chunks) > 1 else None
+
+
+# -- measures ----------------------------------------------------------------------------------
+
+Of = Callable[[Sample], float | None]
+Where = Callable[[Sample], bool]
+
+
+def _every(_: Sample) -> bool:
+    return True
+
+
+def quantile_of(
+    of: Of, q: float, *, phase: str = "measure", where: Where = _every
+) -> Callable[[Raw], Reading]:
+    """Measure the q-quantile of a per-request value; null when fewer than 5 lie beyond it."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        chosen = [s for s in window.samples if where(s) and not s.get("error")]
+        values = [v for v in map(of, chosen) if v is not None]
+        beyond = round(len(values) * (1 - q), 9)
+        if beyond < 5:
+            reason = f"{len(values)} values leave {beyond:g} beyond the {q:g} quantile, 5 needed"
+            return _none(reason, len(values), window.samples_file)
+        return _one(float(np.quantile(values, q)), len(values), window.samples_file)
+
+    return compute
+
+
+def mean_of(of: Of, *, phase: str = "measure", where: Where = _every) -> Callable[[Raw], Reading]:
+    """Measure the mean of a per-request value over the answers that have one."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        chosen = [s for s in window.samples if where(s) and not s.get("error")]
+        values = [v for v in map(of, chosen) if v is not None]
+        if not values:
+            return _none("no request has this value", 0, window.samples_file)
+        return _one(math.fsum(values) / len(values), len(values), window.samples_file)
+
+    return compute
+
+
+def output_throughput(*, phase: str = "measure") -> Callable[[Raw], Reading]:
+    """Measure output tokens per second from the first send to the last byte."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        done = [s for s in window.samples if not s.get("error")]
+        sent = [s["sent_s"] for s in done if s.get("sent_s") is not None]
+        if not sent:
+            return _none("no request was answered", 0, window.samples_file)
+        span = max(s["done_s"] for s in done) - min(sent)
+        tokens = sum(s.get("completion_tokens") or 0 for s in done)
+        return _one(tokens / span, len(done), window.samples_file)
+
+    return compute
+
+
+def counter_delta(name: str, *, phase: str = "measure", **labels: str) -> Callable[[Raw], Reading]:
+    """Measure how far a counter rose between the window's first and last scrape."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        seen = [v for v in (s.total(name, **labels) for s in window.scrapes) if v is not None]
+        if len(seen) < 2:
+            return _none(f"{name} was not in two scrapes", len(seen), window.metrics_file)
+        if any(b < a for a, b in itertools.pairwise(seen)):
+            return _none(f"{name} went backwards: it was reset", len(seen), window.metrics_file)
+        return _one(seen[-1] - seen[0], len(seen), window.metrics_file)
+
+    return compute
+
+
+def ratio_of(
+    top: Callable[[Raw], Reading], bottom: Callable[[Raw], Reading]
+) -> Callable[[Raw], Reading]:
+    """Measure one reading divided by another; null when the divisor is zero or null."""
+
+    def compute(raw: Raw) -> Reading:
+        a, b = top(raw), bottom(raw)
+        sources = tuple(dict.fromkeys(a.sources + b.sources))
+        if a.value is None or b.value is None:
+            return _none(a.reason or b.reason or "a part is missing", 0, *sources)
+        if b.value == 0:
+            return _none("the divisor is zero", b.n, *sources)
+        return _one(a.value / b.value, b.n, *sources)
+
+    return compute
+
+
+def extreme_of(key: str, pick: Callable[[list[float]], float]) -> Callable[[Raw], Reading]:
+    """Measure the smallest or largest (`pick`) of a field of the measured samples."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.measured
+        values = [float(s[key]) for s in window.samples if s.get(key) is not None]
+        if not values:
+            return _none(f"no sample has {key}", 0, window.samples_file)
+        return _one(pick(values), len(values), window.samples_file)
+
+    return compute
+
+
+SERVED = (
+    Measure("input_tokens_min", "tokens", "input length, shortest", extreme_of("prompt_tokens", min)),
+    Measure("input_tokens_max", "tokens", "input length, longest", extreme_of("prompt_tokens", max)),
+    Measure(
+        "output_tokens_min", "tokens", "output length, shortest", extreme_of("completion_tokens", min)
+    ),
+    Measure(
+        "output_tokens_max", "tokens", "output length, longest", extreme_of("completion_tokens", max)
+    ),
+)
+"""What every experiment reports: the lengths that the server counted."""
+
+
+def _one(value: float, n: int, *sources: str) -> Reading:
+    return Reading(name="", unit="", value=value, n=n, sources=sources)
+
+
+def _none(reason: str, n: int, *sources: str) -> Reading:
+    return Reading(name="", unit="", value=None, n=n, reason=reason, sources=sources)

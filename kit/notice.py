@@ -1,0 +1,73 @@
+"""Warnings: a closed set. Each has a code, a sentence and an advice, in both languages."""
+
+from __future__ import annotations
+
+from kit.experiment import Text
+from kit.value import Value
+
+
+class Notice(Value):
+    """One warning of a run: its code and its sentence with what was seen and what to do."""
+
+    code: str
+    text: Text
+
+
+_SET: dict[str, tuple[str, str]] = {
+    "shared_cores": (
+        "Server and client share the machine's {seen} cores; use 3 or more to keep them apart.",
+        "服务端与客户端共用 {seen} 个核心；3 个以上核心才能隔离。",
+    ),
+    "busy_machine": (
+        "Other programs used up to {seen} of the server's CPUs; run on a quieter machine.",
+        "其他程序占用了服务端 CPU 的 {seen}；请在更空闲的机器上运行。",
+    ),
+    "user_stamps": (
+        "Receive times were not all stamped by the kernel, so a late client may show in them.",
+        "接收时间并非全部由内核打戳，客户端延迟可能混入其中。",
+    ),
+    "null_measures": (
+        "No value could be given for {seen}; the table says why.",
+        "{seen} 没有数值；原因见表。",
+    ),
+    "pair_incomplete": (
+        "A pair does not count: {seen}.",
+        "有一对重复无效：{seen}。",
+    ),
+    "against_itself": (
+        "Both arms are the baseline (A/A): any difference is this machine's noise.",
+        "两臂均为基线（A/A）：任何差异都是本机噪声。",
+    ),
+    "few_pairs": (
+        "Only {seen} pairs: six are the least that can decide; leave out --quick or raise "
+        "--replicates.",
+        "只有 {seen} 对重复：至少六对才能下结论；去掉 --quick 或增大 --replicates。",
+    ),
+    "image_declared": (
+        "Image {seen} was not built from a lock here: its identity is declared, not verified.",
+        "镜像 {seen} 不是由锁文件构建：其身份仅为声明，未经验证。",
+    ),
+    "commit_declared": (
+        "Image {seen} carries no vLLM commit: its version is declared by the release.",
+        "镜像 {seen} 不含 vLLM 提交号：版本以发布声明为准。",
+    ),
+    "dirty_kit": (
+        "The kit's checkout had uncommitted changes; their hash is in the manifest.",
+        "kit 的检出含未提交改动；其哈希已写入清单。",
+    ),
+    "kit_cost": (
+        "The kit itself took {seen} of the time accounted for, more than 1.10.",
+        "kit 自身耗时为应计时间的 {seen}，超过 1.10。",
+    ),
+}
+
+
+def notice(code: str, seen: str) -> Notice:
+    """Return the warning of that code with what was seen filled in."""
+    en, zh = _SET[code]
+    return Notice(code=code, text=Text(en=en.format(seen=seen), zh=zh.format(seen=seen)))
+
+
+def codes() -> list[str]:
+    """Return the codes of all warnings there are."""
+    return sorted(_SET)

@@ -1,0 +1,292 @@
+"""Everything that goes into a run, resolved, frozen and hashed before anything starts.
+
+A plan holds no fact about the machine it was made on: the same experiment, images, model,
+platform and options give the same plan and hash anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import rfc8785
+
+from kit.experiment import (
+    Arm,
+    Condition,
+    Experiment,
+    Flag,
+    Hypothesis,
+    Phase,
+    Scale,
+    Text,
+)
+from kit.guard import Limits
+from kit.value import Value
+
+Role = Literal["baseline", "candidate"]
+
+PORT = 8000  # inside the containers' own network
+
+
+class PlannedImage(Value):
+    """The image an arm or the client runs: its id in images.yaml and what identity it must have.
+
+    `identity` is the sha256 over OCI config and layer diff ids; `lock_sha256` is null for an
+    adopted image.
+    """
+
+    id: str
+    identity: str
+    lock_sha256: str | None
+
+
+class PlannedModel(Value):
+    """The model: its id in models.yaml, whether its weights are real, sha256 of every file."""
+
+    id: str
+    weights: Literal["real", "dummy"]
+    files: dict[str, str]
+
+
+class PlannedArm(Value):
+    """One arm, down to the last argument and environment value that its process receives."""
+
+    role: Role
+    name: str
+    label: Text
+    image: PlannedImage
+    args: tuple[str, ...]
+    env: dict[str, str]
+
+
+class PlannedPhase(Value):
+    """One window: how many requests, the sha256 of the file that holds them, concurrency."""
+
+    name: str
+    requests: int
+    requests_sha256: str
+    concurrency: int
+    output_tokens: tuple[int, ...]
+    scrape_every_s: float | None
+
+
+class Slot(Value):
+    """One replicate in the order in which they run; the two of a pair are adjacent."""
+
+    replicate: int
+    pair: int
+    role: Role
+
+
+class Resources(Value):
+    """What each engine container may use, and how long each wait may take."""
+
+    server_memory_bytes: int = 12 * 2**30
+    client_memory_bytes: int = 2 * 2**30
+    shm_bytes: int = 2**30
+    pids: int = 1024
+    ready_timeout_s: float = 300.0
+    request_deadline_s: float = 180.0
+    stop_grace_s: int = 20
+
+
+class Plan(Value):
+    """The whole plan. `sha256` covers every field."""
+
+    schema_version: Literal["1.0"] = "1.0"
+    experiment: str
+    variant: str | None
+    against_itself: bool
+    title: Text
+    goal: Text
+    variable: str
+    variable_text: Text
+    consequences: tuple[str, ...]
+    hypothesis: Hypothesis
+    acted: tuple[Condition, ...]
+    measures: tuple[str, ...]
+    limits: Limits
+    topology: str
+    platform: str
+    client_image: PlannedImage
+    model: PlannedModel
+    arms: tuple[PlannedArm, PlannedArm]
+    phases: tuple[PlannedPhase, ...]
+    slots: tuple[Slot, ...]
+    seed: int
+    resources: Resources
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the plan's canonical JSON (RFC 8785)."""
+        return canonical_sha256(self.model_dump(mode="json"))
+
+    @property
+    def case(self) -> str:
+        """The folder name of this case: images, model, platform and variant."""
+        images = dict.fromkeys(arm.image.id for arm in self.arms)
+        parts = ["-vs-".join(images), self.model.id, self.platform]
+        parts += [self.variant] if self.variant else []
+        parts += ["aa"] if self.against_itself else []
+        return "--".join(parts)
+
+    @property
+    def pairs(self) -> int:
+        return 1 + max(slot.pair for slot in self.slots)
+
+    def arm(self, role: Role) -> PlannedArm:
+        return self.arms[0] if role == "baseline" else self.arms[1]
+
+
+def canonical_sha256(value: Any) -> str:
+    """Return the sha256 of a JSON value in canonical form (RFC 8785)."""
+    return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+
+
+def request_lines(phase: Phase) -> bytes:
+    """Return the load file of a phase: one request a line, UTF-8, stable bytes."""
+    lines = (
+        json.dumps(r, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        for r in phase.requests
+    )
+    return ("\n".join(lines) + "\n").encode()
+
+
+def flag_words(flags: Mapping[str, Flag]) -> list[str]:
+    """Return the words of vLLM flags, sorted by name: `--a`, `--no-b`, `--c`, `5`."""
+    words = []
+    for name, value in sorted(flags.items()):
+        if value is None:
+            continue
+        if value is True:
+            words.append(f"--{name}")
+        elif value is False:
+            words.append(f"--no-{name}")
+        else:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def make_slots(pairs: int, seed: int) -> tuple[Slot, ...]:
+    """Return the order of replicates: adjacent pairs, A B B A, who begins drawn by the seed.
+
+    Alternating the order inside pairs cancels a linear drift of the machine.
+    """
+    first = random.Random(seed).randrange(2)  # noqa: S311 - an order, not a secret
+    roles: tuple[Role, Role] = ("baseline", "candidate")
+    slots = []
+    for pair in range(pairs):
+        order = roles if (pair + first) % 2 == 0 else roles[::-1]
+        for role in order:
+            slots.append(Slot(replicate=len(slots), pair=pair, role=role))
+    return tuple(slots)
+
+
+def make_plan(
+    name: str,
+    experiment: Experiment,
+    *,
+    variant: str | None,
+    against_itself: bool,
+    images: Mapping[Role, PlannedImage],
+    client_image: PlannedImage,
+    model: PlannedModel,
+    model_flags: Mapping[str, Flag],
+    platform: str,
+    platform_flags: Mapping[str, Flag],
+    platform_env: Mapping[str, str],
+    pairs: int,
+    seed: int,
+    resources: Resources | None = None,
+) -> tuple[Plan, dict[str, bytes]]:
+    """Resolve an experiment into a plan and the load files it names (phase -> bytes)."""
+
+    def arm(role: Role, chosen: Arm) -> PlannedArm:
+        flags = {**model_flags, **platform_flags, **experiment.settings, **chosen.flags}
+        return PlannedArm(
+            role=role,
+            name=chosen.name,
+            label=chosen.label,
+            image=images[role],
+            args=(*_serve_words(model.id, seed), *flag_words(flags)),
+            env={**platform_env, **experiment.env, **chosen.env},
+        )
+
+    phases = experiment.workload(Scale(model=model.id, seed=seed))
+    files = {phase.name: request_lines(phase) for phase in phases}
+    plan = Plan(
+        experiment=name,
+        variant=variant,
+        against_itself=against_itself,
+        title=experiment.title,
+        goal=experiment.goal,
+        variable=experiment.variable.name,
+        variable_text=experiment.variable.what,
+        consequences=experiment.variable.consequences,
+        hypothesis=experiment.hypothesis,
+        acted=experiment.acted,
+        measures=tuple(m.name for m in experiment.all_measures),
+        limits=Limits(),
+        topology=experiment.topology,
+        platform=platform,
+        client_image=client_image,
+        model=model,
+        arms=(
+            arm("baseline", experiment.variable.baseline),
+            arm("candidate", experiment.variable.candidate),
+        ),
+        phases=tuple(_plan_phase(phase, files[phase.name]) for phase in phases),
+        slots=make_slots(pairs, seed),
+        seed=seed,
+        resources=resources or Resources(),
+    )
+    return plan, files
+
+
+def _serve_words(model: str, seed: int) -> tuple[str, ...]:
+    return (
+        "serve",
+        "/model",
+        "--served-model-name",
+        model,
+        "--host",
+        "0.0.0.0",  # noqa: S104 - inside a container on an internal network
+        "--port",
+        str(PORT),
+        "--seed",
+        str(seed),
+    )
+
+
+def _plan_phase(phase: Phase, lines: bytes) -> PlannedPhase:
+    lengths = {_output_tokens(r["body"]) for r in phase.requests}
+    return PlannedPhase(
+        name=phase.name,
+        requests=len(phase.requests),
+        requests_sha256=hashlib.sha256(lines).hexdigest(),
+        concurrency=phase.concurrency,
+        output_tokens=tuple(sorted(lengths)),
+        scrape_every_s=phase.scrape_every_s,
+    )
+
+
+def _output_tokens(body: Mapping[str, Any]) -> int:
+    return int(body.get("max_completion_tokens") or body.get("max_tokens") or 0)
+
+
+def describe_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return `path: a / b` for every leaf in which two plans' JSON forms differ."""
+    return _differences(a, b, "")
+
+
+def _differences(a: Any, b: Any, path: str) -> list[str]:
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        keys: Sequence[str] = sorted({*a, *b})
+        return [
+            d for k in keys for d in _differences(a.get(k), b.get(k), f"{path}.{k}".lstrip("."))
+        ]
+    return [] if a == b else [f"{path}: {a!r} / {b!r}"]

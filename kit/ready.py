@@ -1,0 +1,118 @@
+"""Waits until a stack can be measured, and says which of four things went wrong if it cannot.
+
+Slow, crashed, probe missing and wrong address end in four different errors, each with the last
+lines of the container's log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import docker
+import docker.errors
+
+from kit.errors import ProbeFailed, ServerDied, ServerLost, ServerNotReady
+
+LOG_LINES = 15
+
+
+def service_container(client: docker.DockerClient, project: str, service: str) -> Any:
+    """Return the container of a compose service; raise `ServerDied` when it is gone."""
+    labels = [f"com.docker.compose.project={project}", f"com.docker.compose.service={service}"]
+    found = client.containers.list(all=True, filters={"label": labels})
+    if not found:
+        raise ServerDied(f"the container of `{service}` is gone")
+    return found[0]
+
+
+def log_tail(container: Any, lines: int = LOG_LINES) -> str:
+    """Return the last lines of a container's log as text."""
+    try:
+        raw: bytes = container.logs(tail=lines)
+    except docker.errors.APIError as error:
+        return f"(no log: {error.explanation})"
+    return raw.decode("utf-8", "replace")
+
+
+def wait_healthy(
+    container: Any,
+    service: str,
+    *,
+    timeout_s: float,
+    say: Callable[[str], None],
+    every_s: float = 0.2,
+) -> None:
+    """Wait until the engine calls a container healthy.
+
+    Raises `ServerDied` (it ended), `ProbeFailed` (its probe cannot run) or `ServerNotReady` (time
+    is up), each with the last log lines.
+    """
+    start = time.monotonic()
+    told = start
+    while True:
+        state = _state(container, service)
+        if not state["Running"]:
+            code = state["ExitCode"]
+            killed = ", killed for memory" if state.get("OOMKilled") else ""
+            raise ServerDied(
+                f"`{service}` ended with exit code {code}{killed} before it was ready",
+                hint="the lines above are the end of its log; logs/ in the run folder has it all",
+                detail=log_tail(container),
+            )
+        health = state.get("Health") or {}
+        if health.get("Status") == "healthy":
+            return
+        _check_probe(health, service, container)
+        waited = time.monotonic() - start
+        if waited > timeout_s:
+            raise ServerNotReady(
+                f"`{service}` was not healthy after {timeout_s:.0f} s",
+                hint="a larger model needs --ready-timeout; the log's last lines are above",
+                detail=log_tail(container),
+            )
+        if time.monotonic() - told >= 15:
+            told = time.monotonic()
+            say(f"  {service}: {waited:.0f} s, {_last_log_line(container)}")
+        time.sleep(every_s)
+
+
+def _state(container: Any, service: str) -> dict[str, Any]:
+    try:
+        container.reload()
+    except docker.errors.NotFound:
+        raise ServerDied(f"the container of `{service}` was removed while it started") from None
+    state: dict[str, Any] = container.attrs["State"]
+    return state
+
+
+def _check_probe(health: dict[str, Any], service: str, container: Any) -> None:
+    """Raise when the probe itself cannot run; failing answers of a loading server are normal."""
+    for entry in (health.get("Log") or [])[-1:]:
+        output = str(entry.get("Output", ""))
+        if "executable file not found" in output or "no such file or directory" in output:
+            raise ProbeFailed(
+                f"the health probe of `{service}` cannot run: {output.strip()[:200]}",
+                hint="give the image's interpreter in docker/images.yaml",
+                detail=log_tail(container),
+            )
+
+
+def _last_log_line(container: Any) -> str:
+    lines = [line for line in log_tail(container, 1).splitlines() if line.strip()]
+    return lines[-1].strip()[-110:] if lines else "nothing logged yet"
+
+
+def check_alive(container: Any, service: str) -> None:
+    """Raise `ServerLost` when a container ended while it was being measured."""
+    state = _state(container, service)
+    if not state["Running"]:
+        killed = ", killed for memory" if state.get("OOMKilled") else ""
+        raise ServerLost(
+            f"`{service}` died under load with exit code {state['ExitCode']}{killed}",
+            hint="the lines above are the end of its log; logs/ in the run folder has it all",
+            detail=log_tail(container),
+        )
+    if state.get("Paused"):
+        raise ServerLost(f"`{service}` was paused while it was being measured")

@@ -1,0 +1,273 @@
+"""One replicate: fresh containers up, facts, load, facts again, logs, down. Effects only.
+
+Everything lands in the replicate's folder as it happens; what it means is computed later from
+these files alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+
+from kit import compose, facts, owner, watch
+from kit.compose import Placement, Runtime, Stack
+from kit.errors import ProbeFailed
+from kit.fact import ContainerPlace, Fact
+from kit.inbox import ClientBox
+from kit.manifest import RanImage, Replicate, now_utc
+from kit.plan import PORT, Plan, PlannedPhase, Slot
+from kit.ready import check_alive, service_container, wait_healthy
+from kit.store import disk_error, give_to_caller, write_json, write_text
+from kit.topology import Topology
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all replicates of a run share."""
+
+    client: docker.DockerClient
+    plan: Plan
+    run_id: str
+    run: Path
+    topology: Topology
+    runtimes: Mapping[str, Runtime]  # by image id of the plan
+    images: Mapping[str, RanImage]
+    model: Path
+    accel: str
+    device: str | None
+    server_cpuset: str
+    client_cpuset: str
+    say: Say
+
+    def folder(self, slot: Slot) -> str:
+        return f"replicates/{slot.replicate:02d}-pair{slot.pair}-{slot.role}"
+
+
+def measure_slot(bench: Bench, slot: Slot) -> Replicate:
+    """Measure one arm on fresh containers; always leaves none of them behind."""
+    folder = bench.folder(slot)
+    started, begin = now_utc(), time.monotonic()
+    out = bench.run / folder
+    _make_out(out)
+    stack = _render(bench, slot, out)
+    found: list[Fact] = []
+    log = watch.EventLog(bench.run_id, out / "events.jsonl")
+    with log:
+        try:
+            with _started(bench, stack, out):
+                found = _measure(bench, slot, stack, out)
+        finally:
+            give_to_caller(out)
+    wall_s = time.monotonic() - begin
+    load_s = _load_s(out, bench.plan.phases)
+    return Replicate(
+        replicate=slot.replicate,
+        pair=slot.pair,
+        role=slot.role,
+        folder=folder,
+        started_utc=started,
+        status="complete",
+        wall_s=round(wall_s, 3),
+        accounted_s=watch.accounted_s(log.lines, bench.topology.entry, load_s),
+        facts=tuple(found),
+    )
+
+
+def _make_out(out: Path) -> None:
+    try:
+        out.mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.chown(out, 10001, 0)  # the client's user; given back to the caller afterwards
+    except OSError as error:
+        raise disk_error(error, out) from None
+
+
+def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
+    arm = bench.plan.arm(slot.role)
+    root = os.geteuid() == 0
+    place = Placement(
+        accel=bench.accel,
+        device=bench.device,
+        server_cpuset=bench.server_cpuset,
+        client_cpuset=bench.client_cpuset,
+        model=bench.model,
+        workload=bench.run / "workload",
+        out=out,
+        client_user="10001:0" if root else f"{os.geteuid()}:{os.getegid()}",
+    )
+    project = f"kit-{bench.run_id}-{slot.replicate:02d}"
+    document = compose.render(
+        bench.topology,
+        arm,
+        bench.runtimes[arm.image.id],
+        bench.runtimes[bench.plan.client_image.id],
+        place,
+        bench.plan.resources,
+        project=project,
+        run_id=bench.run_id,
+    )
+    write_text(out / "compose.json", compose.without_paths(document, place))
+    file = owner.scratch(bench.run_id) / f"{slot.replicate:02d}.json"
+    write_json(file, document)
+    return Stack(project=project, file=file, topology=bench.topology)
+
+
+@contextlib.contextmanager
+def _started(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
+    """Start the stack; afterwards save the logs, stop it, and make sure that nothing is left."""
+    try:
+        compose.up(stack)
+        yield
+    finally:
+        with owner.shielded(bench.say):
+            _save_logs(bench, stack, out)
+            try:
+                compose.down(stack, grace_s=bench.plan.resources.stop_grace_s)
+            finally:
+                owner.remove_objects(bench.client, bench.run_id)
+
+
+def _save_logs(bench: Bench, stack: Stack, out: Path) -> None:
+    for service in bench.topology.engines:
+        for container in bench.client.containers.list(
+            all=True,
+            filters={
+                "label": [
+                    f"com.docker.compose.project={stack.project}",
+                    f"com.docker.compose.service={service}",
+                ]
+            },
+        ):
+            with contextlib.suppress(docker.errors.APIError):
+                write_text(
+                    out / "logs" / f"{service}.log",
+                    container.logs(timestamps=True).decode("utf-8", "replace"),
+                )
+
+
+def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
+    plan, topology = bench.plan, bench.topology
+    servers = {s: service_container(bench.client, stack.project, s) for s in topology.engines}
+    for service, container in servers.items():
+        wait_healthy(container, service, timeout_s=plan.resources.ready_timeout_s, say=bench.say)
+    container = service_container(bench.client, stack.project, "client")
+    runtime = bench.runtimes[plan.client_image.id]
+    box = ClientBox(bench.client, container, runtime.interpreter)
+    info = _server_info(box, topology)
+    write_json(out / "server_info.json", info)
+    found = _facts(bench, slot, {**servers, "client": container}, info)
+    write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
+    for phase in plan.phases:
+        _run_phase(bench, box, servers, phase, out)
+    for service, server in servers.items():
+        check_alive(server, service)
+    return found
+
+
+def _server_info(box: ClientBox, topology: Topology) -> dict[str, Any]:
+    """Return the engine's resolved configuration, as the engine itself tells it."""
+    answer = box.ask("GET", f"http://{topology.entry}:{PORT}/server_info?config_format=json")
+    if answer.get("status") != 200 or not isinstance(answer.get("body"), dict):
+        raise ProbeFailed(
+            f"the server answered {answer.get('status')} to /server_info",
+            hint="the arms cannot be compared without the resolved configuration",
+        )
+    return dict(answer["body"])
+
+
+def _facts(
+    bench: Bench, slot: Slot, containers: Mapping[str, Any], info: Mapping[str, Any]
+) -> list[Fact]:
+    plan = bench.plan
+    found: list[Fact] = []
+    for service, container in containers.items():
+        image = plan.client_image if service == "client" else plan.arm(slot.role).image
+        runtime = bench.runtimes[image.id]
+        place = ContainerPlace(
+            client=bench.client,
+            container=container,
+            service=service,
+            interpreter=runtime.interpreter,
+            image=bench.images[image.id].model_dump(mode="json"),
+            server_info=None if service == "client" else info,
+        )
+        groups = ["container"] if service == "client" else None
+        found += facts.collect(place, groups)
+    return found
+
+
+def _run_phase(
+    bench: Bench, box: ClientBox, servers: Mapping[str, Any], phase: PlannedPhase, out: Path
+) -> None:
+    folder = out / phase.name
+    folder.mkdir()
+    if os.geteuid() == 0:
+        os.chown(folder, 10001, 0)
+    spec = {
+        "version": 1,
+        "host": bench.topology.entry,
+        "port": PORT,
+        "requests": f"/workload/{phase.name}.jsonl",
+        "out": f"/out/{phase.name}",
+        "scrape_every_s": phase.scrape_every_s,
+        "metrics_path": "/metrics",
+        "deadline_s": bench.plan.resources.request_deadline_s,
+        "stamps": "auto",
+        "concurrency": None,
+    }
+    write_json(folder / "window.json", spec)
+    (folder / "window.json").chmod(0o644)
+    with _telemetry(bench, servers, out) if phase.name == "measure" else contextlib.nullcontext():
+        box.window(f"/out/{phase.name}/window.json", _progress(bench.say, phase))
+    for service, server in servers.items():
+        check_alive(server, service)
+
+
+def _progress(say: Say, phase: PlannedPhase) -> Callable[[Mapping[str, Any]], None]:
+    told = time.monotonic()
+
+    def tell(event: Mapping[str, Any]) -> None:
+        nonlocal told
+        if event.get("event") == "progress" and time.monotonic() - told >= 10:
+            told = time.monotonic()
+            say(f"  {phase.name}: {event.get('done')} of {event.get('of')} requests answered")
+
+    return tell
+
+
+def _telemetry(bench: Bench, servers: Mapping[str, Any], out: Path) -> watch.Telemetry:
+    """Watch the server's CPUs; the client's time counts as ours where it shares them."""
+    cpus = watch.parse_cpuset(bench.server_cpuset)
+    ours = [c.id for c in servers.values()]
+    if set(watch.parse_cpuset(bench.client_cpuset)) & set(cpus):
+        ours += [
+            c.id
+            for c in bench.client.containers.list(
+                filters={"label": f"{owner.LABEL}={bench.run_id}"}
+            )
+            if c.id not in ours
+        ]
+    return watch.Telemetry(ours, cpus, out / "telemetry.jsonl")
+
+
+def _load_s(out: Path, phases: tuple[PlannedPhase, ...]) -> float:
+    """Return the sum over the windows of first send to last byte, from the samples."""
+    total = 0.0
+    for phase in phases:
+        lines = (out / phase.name / "samples.jsonl").read_text("utf-8").splitlines()
+        samples = [json.loads(line) for line in lines]
+        sent = [s["sent_s"] for s in samples if s.get("sent_s") is not None]
+        done = [s["done_s"] for s in samples if s.get("done_s") is not None]
+        total += max(done) - min(sent) if sent and done else 0.0
+    return total

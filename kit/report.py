@@ -1,0 +1,292 @@
+"""Renders a manifest as Markdown, in English and Chinese, from the same data.
+
+Every number is a `Number`: a value with the raw files it came from. The template engine refuses
+to print a bare number, and nothing is rendered while a raw file differs from its hash.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+from kit import store
+from kit.errors import StaleNumber
+from kit.experiment import Text, find_experiment
+from kit.manifest import Manifest
+from kit.measure import Reading
+
+LANGUAGES = ("en", "zh")
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as text, with the mark of the note that names its raw files."""
+
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.text}[^{self.mark}]"
+
+
+@dataclass
+class Notes:
+    """The notes of one report: a mark for each distinct set of raw files."""
+
+    manifest: Manifest
+    _marks: dict[tuple[str, ...], str] = field(default_factory=dict)
+
+    def number(self, text: str, sources: Iterable[str]) -> Number:
+        """Return a number; raise `StaleNumber` when a source is no file of the run."""
+        files = tuple(dict.fromkeys(sources))
+        unknown = [f for f in files if f not in self.manifest.files]
+        if unknown or not files:
+            raise StaleNumber(f"the number {text} cannot be traced to a raw file: {unknown}")
+        mark = self._marks.setdefault(files, str(len(self._marks) + 1))
+        return Number(text, mark)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Return the notes for the template."""
+        return [
+            {
+                "mark": mark,
+                "files": [{"name": f, "sha256": self.manifest.files[f].sha256} for f in files],
+            }
+            for files, mark in self._marks.items()
+        ]
+
+
+def write_reports(folder: Path, manifest: Manifest) -> None:
+    """Write report.en.md and report.zh.md beside the manifest.
+
+    Raises `StaleNumber` naming the first raw file that is not as the manifest says.
+    """
+    wrong = store.changed_files(folder, manifest.files)
+    if wrong:
+        raise StaleNumber(
+            f"the raw files are not those of the manifest: {wrong[0]}",
+            hint="`kit analyse RUNDIR` computes the numbers from the files as they are",
+            detail="\n".join(wrong),
+        )
+    for language in LANGUAGES:
+        store.write_text(folder / f"report.{language}.md", render(manifest, language))
+
+
+def render(manifest: Manifest, language: str) -> str:
+    """Return the report's text; needs a manifest with a verdict."""
+    assert manifest.verdict is not None
+    words = yaml.safe_load((TEMPLATES / "words.yml").read_text("utf-8"))
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        finalize=_refuse_bare_numbers,
+        autoescape=False,  # noqa: S701 - Markdown, not HTML
+        keep_trailing_newline=True,
+    )
+    environment.filters["say"] = partial(_say, language)
+    notes = Notes(manifest)
+    values = {
+        "m": manifest,
+        "w": {key: both[language] for key, both in words.items()},
+        "margin": notes.number(f"{manifest.plan.hypothesis.margin:.0%}", ["plan.json"]),
+        "rows": _rows(manifest, notes, language, words),
+        "effect": _effect(manifest, notes),
+        "replicates": _replicates(manifest, notes, language),
+        "broken": [g for g in manifest.guards if not g.ok],
+        "environment": _environment(manifest, notes, language, words),
+        "asked": _asked(manifest, notes),
+        "cost": _cost(manifest, notes),
+        "command": command(manifest),
+    }
+    body = environment.get_template("report.md.j2").render(values, notes=_Later(notes))
+    return body
+
+
+class _Later:
+    """Lists the notes when the template reaches them: after every number was given its mark."""
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+
+    def __iter__(self) -> Any:
+        return iter(self._notes.listed())
+
+
+def _say(language: str, text: Text) -> str:
+    return text.zh if language == "zh" else text.en
+
+
+def _refuse_bare_numbers(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise StaleNumber(f"the template prints {value}, which names no raw file")
+    return value
+
+
+def command(manifest: Manifest) -> str:
+    """Return the command line that runs the same plan again."""
+    plan = manifest.plan
+    words = [f"nox -s {plan.experiment} --"]
+    words += [f"--image {plan.arms[0].image.id}", f"--model {plan.model.id}"]
+    words += [f"--platform {plan.platform}", f"--replicates {plan.pairs}", f"--seed {plan.seed}"]
+    words += [f"--variant {plan.variant}"] if plan.variant else []
+    words += ["--aa"] if plan.against_itself else []
+    return " ".join(words)
+
+
+def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[dict[str, Any]]:
+    what = {m.name: m.what for m in find_experiment(manifest.plan.experiment).all_measures}
+    rows = []
+    for name in manifest.plan.measures:
+        sides = {}
+        unit = ""
+        for role in ("baseline", "candidate"):
+            found = [
+                x
+                for r in manifest.replicates
+                if r.role == role
+                for x in r.readings
+                if x.name == name
+            ]
+            unit = found[0].unit if found else unit
+            sides[role] = _summary(found, notes, words["null"][language])
+        rows.append({"name": name, "what": what.get(name, name), "unit": unit, **sides})
+    return rows
+
+
+def _summary(readings: Sequence[Reading], notes: Notes, null: str) -> str:
+    known = [r for r in readings if r.value is not None]
+    if not known:
+        return f"{null}: {readings[0].reason}" if readings else null
+    values = [r.value for r in known if r.value is not None]
+    text = _short(statistics.median(values))
+    if len(values) > 1:
+        text += f" ({_short(min(values))} – {_short(max(values))})"
+    return str(notes.number(text, [s for r in known for s in r.sources]))
+
+
+def _short(value: float) -> str:
+    if value == int(value) and abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _effect(manifest: Manifest, notes: Notes) -> dict[str, Any] | None:
+    effect = manifest.effect
+    if effect is None or effect.ratio is None:
+        return None
+    sources = [
+        s
+        for r in manifest.replicates
+        for x in r.readings
+        if x.name == effect.measure
+        for s in x.sources
+    ]
+    known = {"ratio": effect.ratio, "low": effect.low, "high": effect.high}
+    return {k: notes.number(f"{v:.3f}", sources) if v is not None else None for k, v in known.items()}
+
+
+def _replicates(manifest: Manifest, notes: Notes, language: str) -> list[dict[str, Any]]:
+    rows = []
+    for r in manifest.replicates:
+        reading = next(
+            (x for x in r.readings if x.name == manifest.plan.hypothesis.measure), None
+        )
+        if reading is None or reading.value is None:
+            value: Any = reading.reason if reading else "—"
+        else:
+            value = notes.number(_short(reading.value), reading.sources)
+        rows.append(
+            {
+                "replicate": str(r.replicate + 1),
+                "pair": str(r.pair + 1),
+                "arm": _say(language, manifest.plan.arm(r.role).label),
+                "value": value,
+            }
+        )
+    return rows
+
+
+SHOWN = (
+    # label, group, fact, service
+    ("commit", "vllm", "vllm_commit", "server"),
+    ("hardware", "host", "cpu_model", None),
+    ("hardware", "host", "cpus_usable", None),
+    ("hardware", "host", "memory_total_bytes", None),
+    ("hardware", "gpu", "devices", None),
+    ("driver", "gpu", "driver_version", None),
+)
+
+
+def _environment(
+    manifest: Manifest, notes: Notes, language: str, words: Any
+) -> list[dict[str, str]]:
+    rows = []
+    facts = [*manifest.facts, *(f for r in manifest.replicates[:1] for f in r.facts)]
+    for label, group, name, service in SHOWN:
+        fact = next(
+            (f for f in facts if (f.group, f.name, f.service) == (group, name, service)), None
+        )
+        if fact is None:
+            continue
+        value = fact.reason if fact.value is None else fact.value
+        null = words["unknown"][language]
+        text = f"{null}: {value}" if fact.value is None else str(value)
+        rows.append(
+            {
+                "label": f"{words[label][language]} (`{name}`)",
+                "value": text,
+                "state": fact.state,
+            }
+        )
+    return rows
+
+
+def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
+    plan = manifest.plan
+    phases = {p.name: p for p in plan.phases}
+    measured = phases["measure"]
+    warm = [p for p in plan.phases if p.name != "measure"]
+
+    def planned(text: str) -> Number:
+        return notes.number(text, ["plan.json"])
+
+    return {
+        "input": _served(manifest, notes, "input_tokens"),
+        "output": f"{planned(' / '.join(str(n) for n in measured.output_tokens))}, "
+        f"{_served(manifest, notes, 'output_tokens')}",
+        "concurrency": planned(str(measured.concurrency)),
+        "warmup": planned(" + ".join(f"{p.requests} ({p.name})" for p in warm)),
+        "requests": planned(str(measured.requests)),
+        "pairs": planned(str(plan.pairs)),
+    }
+
+
+def _served(manifest: Manifest, notes: Notes, name: str) -> str:
+    """Return the shortest and longest length that the server counted, over all replicates."""
+    found = [x for r in manifest.replicates for x in r.readings if x.name.startswith(name)]
+    values = [x.value for x in found if x.value is not None]
+    if not values:
+        return "—"
+    text = _short(min(values))
+    if max(values) != min(values):
+        text += f" – {_short(max(values))}"
+    return str(notes.number(text, [s for x in found for s in x.sources]))
+
+
+def _cost(manifest: Manifest, notes: Notes) -> Number | None:
+    if manifest.cost is None:
+        return None
+    sources = [f"{r.folder}/events.jsonl" for r in manifest.replicates]
+    text = (
+        f"{manifest.cost.wall_s:.0f} s / {manifest.cost.accounted_s:.0f} s = "
+        f"{manifest.cost.ratio:.3f}"
+    )
+    return notes.number(text, sources)

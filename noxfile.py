@@ -1,0 +1,160 @@
+"""The front door: thin sessions, each one a call of `python -m kit`.
+
+Sessions share two environments under .nox/, made once from the hashed lock files in
+requirements/ and made again only when these change; afterwards everything works offline.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+EXPERIMENTS = sorted(
+    p for p in (ROOT / "kit" / "experiments").glob("*.py") if not p.name.startswith("_")
+)
+IMAGES = [  # the keys of docker/images.yaml, read without a YAML parser
+    line.rstrip().removesuffix(":").strip()
+    for line in (ROOT / "docker" / "images.yaml").read_text("utf-8").splitlines()
+    if line.startswith("  ") and line[2] not in " #-" and line.rstrip().endswith(":")
+]
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["list"]
+nox.options.default_venv_backend = "none"
+
+
+def environment(session: nox.Session, name: str) -> str:
+    """Return the interpreter of a shared environment, made from its lock when that changed."""
+    if sys.version_info < (3, 11):
+        session.error("the kit needs Python 3.11 or newer: start nox with it")
+    lock = ROOT / "requirements" / f"{name}.lock"
+    wanted = f"{sys.version} {hashlib.sha256(lock.read_bytes()).hexdigest()}"
+    folder = ROOT / ".nox" / f"kit-{name}"
+    stamp = folder / "made-from"
+    python = str(folder / "bin" / "python")
+    if not stamp.exists() or stamp.read_text("utf-8") != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        session.run(sys.executable, "-m", "virtualenv", "-q", str(folder), external=True)
+        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        session.run(*pip, "--require-hashes", "--no-deps", "-r", str(lock), external=True)
+        stamp.write_text(wanted, "utf-8")
+    return python
+
+
+def kit(session: nox.Session, *words: str, env: str = "kit") -> None:
+    """Run `python -m kit` and give it time to clean up after Ctrl-C."""
+    python = environment(session, env)
+    session.run(
+        python, "-m", "kit", *words, external=True, interrupt_timeout=180, terminate_timeout=60
+    )
+
+
+def docline(path: Path) -> str:
+    """Return the first line of a file's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").partition("\n")[0]
+
+
+def _experiment(path: Path) -> None:
+    def run(session: nox.Session) -> None:
+        kit(session, "run", path.stem, *session.posargs)
+
+    run.__doc__ = docline(path)
+    nox.session(name=path.stem)(run)
+
+
+for _path in EXPERIMENTS:
+    _experiment(_path)
+
+
+@nox.session(name="list")
+def list_(session: nox.Session) -> None:
+    """List the experiments and their variants."""
+    kit(session, "list", *session.posargs)
+
+
+@nox.session
+def engine(session: nox.Session) -> None:
+    """Make sure that a Docker Engine answers; install and start one if need be."""
+    kit(session, "engine", *session.posargs)
+
+
+@nox.session
+def images(session: nox.Session) -> None:
+    """Show the image matrix: id, commit, CUDA, locked, built, identical."""
+    kit(session, "images", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("image", IMAGES, ids=IMAGES)
+def build(session: nox.Session, image: str) -> None:
+    """Build an image from its lock: build(ID), or build -- ID …; alone, the default image."""
+    if session.posargs and image in session.posargs:
+        kit(session, "build", image, *(w for w in session.posargs if w not in IMAGES))
+    elif f"build({image})" in sys.argv or (not session.posargs and image == IMAGES[0]):
+        kit(session, "build", image)
+    else:
+        session.skip("not asked for")
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Resolve an image's lock and show what changed: lock -- ID [--write]."""
+    kit(session, "lock", *session.posargs)
+
+
+@nox.session
+def verify_image(session: nox.Session) -> None:
+    """Build an image twice from nothing, compare it byte for byte with itself and its lock."""
+    kit(session, "verify-image", *session.posargs)
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Show the models; with an id, fetch or make it and check every file."""
+    kit(session, "models", *session.posargs)
+
+
+@nox.session
+def use(session: nox.Session) -> None:
+    """Write compose/.env for plain `docker compose`: use -- IMAGE [--model ID]."""
+    kit(session, "use", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the load generator's own error against a stub with an exact schedule."""
+    kit(session, "bench", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run unit, integration and the short container tier; -- --full runs everything."""
+    python = environment(session, "dev")
+    session.run(
+        python, "-m", "pytest", *session.posargs, external=True,
+        interrupt_timeout=180, terminate_timeout=60,
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and types."""
+    python = environment(session, "dev")
+    for words in (["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]):
+        session.run(python, "-m", *words, external=True)
+
+
+@nox.session
+def requirements(session: nox.Session) -> None:
+    """Resolve the kit's own requirements again, with hashes: writes requirements/*.lock."""
+    python = environment(session, "dev")
+    compile_ = [python, "-m", "uv", "pip", "compile", "-q", "--universal", "--generate-hashes"]
+    compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate", "pyproject.toml"]
+    for name, group in (("kit", []), ("dev", ["--group", "dev"])):
+        session.run(*compile_, *group, "-o", f"requirements/{name}.lock", external=True)
