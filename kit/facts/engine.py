@@ -7,9 +7,12 @@ mirrors are never read: they name machines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from kit.fact import Fact, Match, Place, as_mapping, observe
+from kit import engine
+from kit.errors import KitError
+from kit.fact import FIELD_ERRORS, Fact, Match, Place, as_mapping, observe
 from kit.inside.probe_field import Absent
 
 GROUP = "engine"
@@ -79,7 +82,7 @@ def collect(place: Place) -> list[Fact]:
         return []
     client = place.client
     if client is None:
-        return [observe(GROUP, "version", "GET /version", lambda: _no_engine())]
+        return [observe(GROUP, "version", "GET /version", _no_engine)]
     answers = {
         "GET /version": observe(GROUP, "answer", "GET /version", client.version),
         "GET /info": observe(GROUP, "answer", "GET /info", client.info),
@@ -100,7 +103,26 @@ def collect(place: Place) -> list[Fact]:
         for name, key, pick, match in rows
     ]
     kind = observe(GROUP, "endpoint_kind", "kit.engine", lambda: _endpoint_kind(place))
-    return [*facts, kind]
+    return [*facts, kind, *_plugins()]
+
+
+def _plugins() -> list[Fact]:
+    """Read the versions of the CLI's plugins that build images and start stacks."""
+    errors = (*FIELD_ERRORS, KitError)
+    told = observe(GROUP, "plugins", "docker CLI", engine.versions, errors=errors)
+
+    def version(name: str) -> str:
+        if told.value is None:
+            raise ValueError(told.reason)
+        found = as_mapping(told.value)[name]
+        if not found:
+            raise Absent(f"the CLI has no {name}")
+        return str(found)
+
+    return [
+        observe(GROUP, f"{name}_version", f"docker {name} version", partial(version, name))
+        for name in ("compose", "buildx")
+    ]
 
 
 def _no_engine() -> None:

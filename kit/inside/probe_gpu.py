@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -57,16 +57,10 @@ def event_names(mask: int) -> list[str]:
     return [*known, f"bit_0x{rest:x}"] if rest else known
 
 
-def cpu_list(words: list[int]) -> str:
-    """Turn a bit mask of 64-bit words into the kernel's notation, `0-3,8`."""
-    cpus = [
-        index * _WORD_BITS + bit
-        for index, word in enumerate(words)
-        for bit in range(_WORD_BITS)
-        if word >> bit & 1
-    ]
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Write a set of CPUs in the kernel's notation, ranges joined: `0-3,8`."""
     ranges: list[list[int]] = []
-    for cpu in cpus:
+    for cpu in sorted(set(cpus)):
         if ranges and ranges[-1][1] == cpu - 1:
             ranges[-1][1] = cpu
         else:
@@ -104,8 +98,14 @@ def _numa_node(nvml: Nvml, handle: Any) -> int:
 
 
 def _cpu_affinity(nvml: Nvml, handle: Any) -> str:
-    words = -(-(os.cpu_count() or 1) // _WORD_BITS)
-    return cpu_list([int(word) for word in nvml.nvmlDeviceGetCpuAffinity(handle, words)])
+    size = -(-(os.cpu_count() or 1) // _WORD_BITS)
+    words = [int(word) for word in nvml.nvmlDeviceGetCpuAffinity(handle, size)]
+    return format_cpus(
+        index * _WORD_BITS + bit
+        for index, word in enumerate(words)
+        for bit in range(_WORD_BITS)
+        if word >> bit & 1
+    )
 
 
 def _mig_devices(nvml: Nvml, handle: Any) -> list[str]:

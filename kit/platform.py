@@ -1,0 +1,238 @@
+"""Platforms: what vLLM computes on here, found by looking, with the reason said.
+
+`cpu` runs everywhere. `cuda` needs a device that the driver shows and a way for the engine to
+pass it on: a CDI description, or the NVIDIA container runtime.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kit import engine
+from kit.errors import BadFile, DeviceMissing, UnknownName
+from kit.fact import HostPlace
+from kit.facts.gpu import ask_host
+from kit.inside.probe_field import Field, read_text
+from kit.inside.probe_gpu import format_cpus
+from kit.value import Value, load_yaml
+
+NAMES = ("cpu", "cuda")
+DEFAULT_IMAGES = {"cpu": "v0.32.0-cpu", "cuda": "v0.33.0-cu130"}
+CDI_KIND = "nvidia.com/gpu"
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+CORES_FOR_TWO = 3  # below, server and client must share
+
+Accel = Literal["cpu", "cuda-cdi", "cuda-runtime"]
+
+
+class Device(Value):
+    """One accelerator: what the driver calls it and the name by which the engine passes it."""
+
+    index: int
+    uuid: str
+    name: str | None
+    passed_as: str
+
+
+class Platform(Value):
+    """Where a run computes. CPU sets are in the kernel's notation (`0-2,5`).
+
+    `accel` names the file in compose/accel; `device` is the first of `devices`, null on `cpu`;
+    `why` is the reason in words.
+    """
+
+    name: Literal["cpu", "cuda"]
+    why: str
+    accel: Accel
+    devices: tuple[Device, ...] = ()
+    server_cpuset: str
+    client_cpuset: str
+    shared_cores: bool
+    default_image: str
+
+    @property
+    def device(self) -> str | None:
+        return self.devices[0].passed_as if self.devices else None
+
+
+def parse_cpus(text: str) -> list[int]:
+    """Parse the kernel's notation of a CPU set; raise `ValueError` for anything else."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        low, mark, high = part.partition("-")
+        first, last = int(low), int(high if mark else low)
+        if last < first:
+            raise ValueError(f"range {part!r} runs backwards")
+        cpus.update(range(first, last + 1))
+    return sorted(cpus)
+
+
+def split_cores(cores: Sequence[Sequence[int]]) -> tuple[list[int], list[int], bool]:
+    """Share cores (each a list of its hardware threads) between server and client.
+
+    Returns both CPU lists and whether they are shared. The client gets the last whole core, so
+    that no hardware thread of the server's cores is busy with measuring.
+    """
+    everything = [cpu for core in cores for cpu in core]
+    if len(cores) < CORES_FOR_TWO:
+        return everything, everything, True
+    last = list(cores[-1])
+    return [cpu for cpu in everything if cpu not in last], last, False
+
+
+def usable_cores() -> list[list[int]]:
+    """Return the cores this process may use, each as the list of its hardware threads."""
+    allowed = os.sched_getaffinity(0)
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for cpu in sorted(allowed):
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        try:
+            siblings = tuple(parse_cpus(read_text(path)))
+        except (OSError, ValueError):
+            siblings = (cpu,)  # a kernel that does not say: each thread counts as a core
+        cores.setdefault(siblings, []).append(cpu)
+    return list(cores.values())
+
+
+def cdi_names(folders: Iterable[Path] = CDI_FOLDERS) -> list[str]:
+    """Return the CDI device names of NVIDIA devices (`nvidia.com/gpu=0`), files in order.
+
+    A description that cannot be read is an error: the engine would refuse it as well.
+    """
+    names: list[str] = []
+    for folder in folders:
+        for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.json")]):
+            spec = load_yaml(path)  # JSON is YAML
+            if not isinstance(spec, dict) or spec.get("kind") != CDI_KIND:
+                continue
+            try:
+                names += [f"{CDI_KIND}={each['name']}" for each in spec["devices"]]
+            except (KeyError, TypeError):
+                raise BadFile(
+                    f"{path}: devices: not a list of mappings with a name",
+                    hint="write the file again: `nvidia-ctk cdi generate`",
+                ) from None
+    return list(dict.fromkeys(names))
+
+
+def _devices(gpu: Mapping[str, Field]) -> list[tuple[int, str, str | None]]:
+    """Return index, UUID and name of the devices whose UUID could be read."""
+    count = gpu.get("device_count", {}).get("value") or 0
+    found = []
+    for index in range(count):
+        uuid = gpu[f"device{index}_uuid"]["value"]
+        if uuid is not None:
+            found.append((index, str(uuid), gpu[f"device{index}_name"]["value"]))
+    return found
+
+
+def _by_cdi(
+    devices: Sequence[tuple[int, str, str | None]], names: Sequence[str]
+) -> tuple[Device, ...]:
+    """Match devices to CDI names, by UUID where the description has them, else by index."""
+    matched = []
+    for index, uuid, name in devices:
+        for candidate in (f"{CDI_KIND}={uuid}", f"{CDI_KIND}={index}"):
+            if candidate in names:
+                matched.append(Device(index=index, uuid=uuid, name=name, passed_as=candidate))
+                break
+    return tuple(matched)
+
+
+class Look(Value):
+    """What was found when looking for accelerators; `refusal` says why there is none to use."""
+
+    accel: Accel = "cpu"
+    devices: tuple[Device, ...] = ()
+    refusal: str = ""
+
+
+def judge(
+    gpu: Mapping[str, Field], info: Mapping[str, Any], names: Sequence[str] | None = None
+) -> Look:
+    """Decide from NVML's fields and the engine's `info` whether and how a GPU can be passed.
+
+    `names` are the CDI names of the engine's folders (default: read them here). CDI is taken
+    before the runtime: it needs no hook in the engine and passes exactly what it lists.
+    """
+    devices = _devices(gpu)
+    if not devices:
+        count = gpu.get("device_count", {})
+        reason = count.get("error") or next(
+            (f["error"] for n, f in gpu.items() if n.endswith("_uuid") and f["error"]), "no device"
+        )
+        return Look(refusal=f"no NVIDIA device answers ({reason})")
+    folders = [Path(folder) for folder in info.get("CDISpecDirs") or []]
+    listed = list(names) if names is not None else cdi_names(folders)
+    matched = _by_cdi(devices, listed) if folders else ()
+    if matched:
+        return Look(accel="cuda-cdi", devices=matched)
+    if "nvidia" in (info.get("Runtimes") or {}):
+        passed = [Device(index=i, uuid=u, name=n, passed_as=u) for i, u, n in devices]
+        return Look(accel="cuda-runtime", devices=tuple(passed))
+    cdi = "CDI lists none of them" if folders else "CDI is off"
+    return Look(
+        refusal=f"{len(devices)} NVIDIA device(s) are there, but the engine cannot pass them on: "
+        f"{cdi}, and it has no runtime `nvidia`"
+    )
+
+
+def _look() -> Look:
+    """Ask NVML first: where it has no device the engine need not be asked."""
+    gpu = ask_host(HostPlace())
+    if not _devices(gpu):
+        return judge(gpu, {})
+    client = engine.connect()
+    try:
+        return judge(gpu, client.info())
+    finally:
+        client.close()
+
+
+def _platform(name: Literal["cpu", "cuda"], why: str, look: Look) -> Platform:
+    server, client, shared = split_cores(usable_cores())
+    return Platform(
+        name=name,
+        why=why,
+        accel=look.accel if name == "cuda" else "cpu",
+        devices=look.devices if name == "cuda" else (),
+        server_cpuset=format_cpus(server),
+        client_cpuset=format_cpus(client),
+        shared_cores=shared,
+        default_image=DEFAULT_IMAGES[name],
+    )
+
+
+def detect() -> Platform:
+    """Return `cuda` where a device can be passed into containers, else `cpu`, and say why."""
+    look = _look()
+    if look.refusal:
+        return _platform("cpu", look.refusal, look)
+    way = "by CDI name" if look.accel == "cuda-cdi" else "by the NVIDIA runtime"
+    first = look.devices[0]
+    count = len(look.devices)
+    return _platform("cuda", f"{first.name or first.uuid}, {count} device(s), {way}", look)
+
+
+def find_platform(name: str | None = None) -> Platform:
+    """Return the named platform, or what `detect` finds for None.
+
+    Raises `UnknownName`, and `DeviceMissing` when `cuda` is asked for and cannot be had.
+    """
+    if name is None:
+        return detect()
+    if name == "cpu":
+        return _platform("cpu", "asked for", Look())
+    if name != "cuda":
+        raise UnknownName(f"no platform is called {name!r}", hint=f"there are: {', '.join(NAMES)}")
+    found = detect()
+    if found.name != "cuda":
+        raise DeviceMissing(
+            f"platform cuda cannot be used: {found.why}",
+            hint="install the NVIDIA driver and a CDI description (`nvidia-ctk cdi generate`), "
+            "or use --platform cpu",
+        )
+    return found
