@@ -48,7 +48,7 @@ def run_command(
         bool, typer.Option("--aa", help="Run the baseline against itself: the noise of this machine.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of workload and order of replicates.")] = 1,
-    out: Annotated[Path, typer.Option(help="Where run folders go.")] = RUNS,
+    out: Annotated[Path, typer.Option(help="Where run folders go.", show_default="runs")] = RUNS,
     ready_timeout: Annotated[
         float | None, typer.Option(help="Seconds a server may take to become healthy.")
     ] = None,
@@ -88,17 +88,17 @@ def run_command(
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
     """List the experiments and their variants."""
-    rows = []
-    for name, doc in experiment_docs().items():
-        variants = sorted(find_experiment(name).variants)
-        rows.append({"experiment": name, "question": doc, "variants": variants})
+    docs = experiment_docs()
+    variants = {name: sorted(find_experiment(name).variants) for name in docs}
     if as_json:
-        console.data(rows)
+        console.data(
+            [{"experiment": n, "question": docs[n], "variants": variants[n]} for n in docs]
+        )
     else:
         console.table(
             "experiments",
             ["experiment", "question", "variants"],
-            [[r["experiment"], r["question"], ", ".join(r["variants"])] for r in rows],
+            [[name, docs[name], ", ".join(variants[name])] for name in docs],
         )
 
 
@@ -163,11 +163,25 @@ def sweep_command() -> None:
     sweep_leftovers(engine.connect(), console.say)
 
 
+def _show_variants(words: list[str]) -> None:
+    """After `run NAME --help`: the question of that experiment and its variants."""
+    name = next((w for w in words[1:] if not w.startswith("-")), None)
+    if words[:1] != ["run"] or "--help" not in words or name not in experiment_docs():
+        return
+    experiment = find_experiment(name)
+    print(f"{name}: {experiment_docs()[name]}\n\nVariants (--variant NAME):")  # noqa: T201
+    for variant, change in experiment.variants.items():
+        doc = (change.__doc__ or "").partition("\n")[0]
+        print(f"  {variant:<18} {doc}")  # noqa: T201
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    words = sys.argv[1:] if argv is None else argv
     try:
         with owner.interruptible():
-            result: Any = app(args=argv, standalone_mode=False)
+            result: Any = app(args=words, standalone_mode=False)
+            _show_variants(words)
     except KitError as error:
         console.show_error(error)
         return error.exit_code

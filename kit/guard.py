@@ -104,7 +104,9 @@ def _why(sample: Mapping[str, Any]) -> str:
 
 def _token_gap(sample: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> float:
     """Return |served - asked| / asked for a request that fixed its length, else 0."""
-    body = next((r["body"] for r in asked if r["id"] == sample.get("id")), {})
+    body: Mapping[str, Any] = next(
+        (r["body"] for r in asked if r["id"] == sample.get("id")), {}
+    )
     if not body.get("ignore_eos"):
         return 0.0
     wanted = body.get("max_tokens") or body.get("max_completion_tokens") or 0

@@ -106,7 +106,7 @@ def mark_interrupted(folder: Path) -> None:
 
 def objects_of(client: docker.DockerClient, run_id: str) -> dict[str, list[Any]]:
     """Return the run's containers, networks and volumes."""
-    chosen = {"label": f"{LABEL}={run_id}"}
+    chosen: dict[str, str | list[str] | bool] = {"label": f"{LABEL}={run_id}"}
     return {
         "container": client.containers.list(all=True, filters=chosen, ignore_removed=True),
         "network": client.networks.list(filters=chosen),

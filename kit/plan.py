@@ -178,7 +178,7 @@ def make_slots(pairs: int, seed: int) -> tuple[Slot, ...]:
     """
     first = random.Random(seed).randrange(2)  # noqa: S311 - an order, not a secret
     roles: tuple[Role, Role] = ("baseline", "candidate")
-    slots = []
+    slots: list[Slot] = []
     for pair in range(pairs):
         order = roles if (pair + first) % 2 == 0 else roles[::-1]
         for role in order:

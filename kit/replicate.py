@@ -25,6 +25,7 @@ from kit.fact import ContainerPlace, Fact
 from kit.inbox import ClientBox
 from kit.manifest import RanImage, Replicate, now_utc
 from kit.plan import PORT, Plan, PlannedPhase, Slot
+from kit.platform import parse_cpus
 from kit.ready import check_alive, service_container, wait_healthy
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.topology import Topology
@@ -248,9 +249,9 @@ def _progress(say: Say, phase: PlannedPhase) -> Callable[[Mapping[str, Any]], No
 
 def _telemetry(bench: Bench, servers: Mapping[str, Any], out: Path) -> watch.Telemetry:
     """Watch the server's CPUs; the client's time counts as ours where it shares them."""
-    cpus = watch.parse_cpuset(bench.server_cpuset)
+    cpus = parse_cpus(bench.server_cpuset)
     ours = [c.id for c in servers.values()]
-    if set(watch.parse_cpuset(bench.client_cpuset)) & set(cpus):
+    if set(parse_cpus(bench.client_cpuset)) & set(cpus):
         ours += [
             c.id
             for c in bench.client.containers.list(

@@ -52,7 +52,7 @@ class Verdict(Value):
     reversed: bool = False
 
 
-def sign_flip_p(values: Sequence[float]) -> float:
+def sign_flip_p(values: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) -> float:
     """Return the one-sided p for a mean above 0: exact sign flips, a t test beyond 16 values.
 
     Under the null each value is as likely to be its own negative; p is the share of the sign

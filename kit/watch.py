@@ -96,22 +96,20 @@ def accounted_s(events: Sequence[dict[str, Any]], entry: str, load_s: float) -> 
     """
 
     def first(action: str, service: str | None = None) -> float | None:
-        found = [e["t_s"] for e in events if e["action"].startswith(action)]
-        if service:
-            found = [
-                e["t_s"]
-                for e in events
-                if e["action"].startswith(action) and e["service"] == service
-            ]
+        found = [
+            float(e["t_s"])
+            for e in events
+            if e["action"].startswith(action) and service in (None, e["service"])
+        ]
         return min(found, default=None)
 
     started = first("start", entry)
     healthy = first("health_status: healthy", entry)
     asked = first("kill")
-    gone = max((e["t_s"] for e in events if e["action"] == "destroy"), default=None)
-    if started is None or healthy is None or asked is None or gone is None:
+    gone = [float(e["t_s"]) for e in events if e["action"] == "destroy"]
+    if started is None or healthy is None or asked is None or not gone:
         return None
-    return (healthy - started) + load_s + (gone - asked)
+    return (healthy - started) + load_s + (max(gone) - asked)
 
 
 class Telemetry:
@@ -191,12 +189,3 @@ def _busy_s(cpus: Sequence[int]) -> float:
             user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
             ticks += user + nice + system + irq + softirq + steal
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def parse_cpuset(text: str) -> list[int]:
-    """Return the CPU numbers of `0-2,5`."""
-    found: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        found += range(int(low), int(high or low) + 1)
-    return found
