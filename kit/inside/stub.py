@@ -1,0 +1,389 @@
+"""A stand-in for vLLM with planted behaviour and a true log of what it sent when.
+
+`python -m inside.stub CONFIG.json`, or, in place of `vllm serve`,
+`python -m inside.stub serve MODEL --any-argument …` with the config as JSON in KIT_STUB.
+Prints `{"event": "listening", "port": n}` once it answers. SIGTERM ends it at once, status 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import httptools
+import uvloop
+
+from .clock import NS, Alarm, Arrivals, Clock
+from .stub_config import BadStub, StubConfig, parse_config_text, parse_serve
+from .stub_engine import Engine, Service, prompt_tokens_of
+from .stub_pages import VERSION, metrics_text, models, server_info
+from .stub_wire import Wire, chunked, json_answer
+
+_BACKLOG = 4096
+_GENERATES = ("/v1/completions", "/v1/chat/completions")
+
+
+class Stub:
+    """The listening server, its engine and its log."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, config: StubConfig, arguments: dict[str, Any]
+    ) -> None:
+        self.loop = loop
+        self.config = config
+        self.engine = Engine(config, arguments)
+        self.alarm = Alarm(loop)
+        self.arrivals = Arrivals(Clock())
+        self.now_ns = self.arrivals.clock.monotonic_ns
+        self._times: TextIO | None = None
+        if config.times_out is not None:
+            self._times = Path(config.times_out).open("w", encoding="utf-8")  # noqa: SIM115
+        self._queue: deque[Answer] = deque()
+
+    def listen(self) -> int:
+        """Open the port and return its number."""
+        family = socket.AF_INET6 if ":" in self.config.host else socket.AF_INET
+        listener = socket.create_server(
+            (self.config.host, self.config.port), family=family, backlog=_BACKLOG
+        )
+        listener.setblocking(False)
+        self.loop.add_reader(listener.fileno(), self._accept, listener)
+        return int(listener.getsockname()[1])
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.arrivals.watch(sock)
+            Connection(self, Wire(self.loop, sock))
+
+    def submit(self, answer: Answer) -> None:
+        """Run an answer now, or when there is room."""
+        if self.engine.has_room():
+            answer.start(answer.arrived_ns)
+        else:
+            self.engine.waiting += 1
+            self._queue.append(answer)
+
+    def on_ended(self, answer: Answer, reason: str) -> None:
+        """Free the answer's place, log its times, and let the next one run."""
+        generated = answer.service if reason in ("stop", "length") else None
+        self.engine.end(answer.number, generated, reason)
+        self._log(answer)
+        while self._queue and self.engine.has_room():
+            self.engine.waiting -= 1
+            waiting = self._queue.popleft()
+            if not waiting.ended:
+                waiting.start(self.now_ns())
+
+    def _log(self, answer: Answer) -> None:
+        if self._times is None:
+            return
+        record = {
+            "id": answer.request_id,
+            "arrived_s": answer.arrived_ns / NS,
+            "chunk_s": [at / NS for at in answer.sent_ns],
+            "cached_tokens": answer.service.cached_tokens,
+            "fault": answer.service.fault,
+        }
+        self._times.write(json.dumps(record) + "\n")
+        self._times.flush()
+
+    def page(self, method: str, path: str, body: bytes) -> tuple[int, object]:
+        """Return status and content of a page that is no generation."""
+        engine, name = self.engine, self.config.model
+        pages: dict[tuple[str, str], Callable[[], object]] = {
+            ("GET", "/health"): lambda: "",
+            ("GET", "/version"): lambda: {"version": VERSION},
+            ("GET", "/v1/models"): lambda: models(name),
+            ("GET", "/metrics"): lambda: metrics_text(engine, name),
+            ("GET", "/server_info"): lambda: server_info(engine, name),
+            ("POST", "/reset_prefix_cache"): lambda: engine.reset_cache(),
+            ("POST", "/tokenize"): lambda: _tokenize(body),
+        }
+        found = pages.get((method, path))
+        if found is None:
+            return 404, {"detail": "Not Found"}
+        return 200, found()
+
+
+def _tokenize(body: bytes) -> dict[str, Any]:
+    tokens = prompt_tokens_of(json.loads(body))
+    return {"count": len(tokens), "tokens": list(range(len(tokens))), "max_model_len": 8192}
+
+
+class Connection:
+    """One client's connection: parses requests, answers pages, starts generations."""
+
+    def __init__(self, stub: Stub, wire: Wire) -> None:
+        self._stub = stub
+        self._wire = wire
+        self._parser = httptools.HttpRequestParser(self)
+        self._answer: Answer | None = None
+        self._arrived_ns = 0
+        self._reset()
+        stub.loop.add_reader(wire.fileno(), self._on_readable)
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._body = b""
+        self._request_id = ""
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self._request_id = value.decode("latin-1")
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self._wire.keep_alive = self._parser.should_keep_alive()
+        method = self._parser.get_method().decode()
+        path = self._url.partition(b"?")[0].decode("latin-1")
+        if method == "POST" and path in _GENERATES:
+            self._generate(path)
+        else:
+            self._wire.send_last(json_answer(*self._stub.page(method, path, self._body)))
+        self._reset()
+
+    def _generate(self, path: str) -> None:
+        try:
+            body = json.loads(self._body)
+        except ValueError as error:
+            refusal = {"error": {"message": str(error), "type": "BadRequestError", "code": 400}}
+            self._wire.send_last(json_answer(400, refusal))
+            return
+        number, service = self._stub.engine.admit(body)
+        self._answer = Answer(
+            self._stub, self._wire, number, service, body, path.endswith("chat/completions")
+        )
+        self._answer.request_id = self._request_id
+        self._answer.arrived_ns = self._arrived_ns
+        self._stub.submit(self._answer)
+
+    def _on_readable(self) -> None:
+        try:
+            data, self._arrived_ns, _ = self._stub.arrivals.receive(self._wire.sock)
+            if data:
+                self._parser.feed_data(data)
+        except BlockingIOError:
+            return
+        except (OSError, httptools.HttpParserError):
+            data = b""
+        if not data:
+            self._wire.close()
+            if self._answer is not None:
+                self._answer.abort()
+
+
+class Answer:
+    """One generation, sent on an absolute schedule from the request's arrival."""
+
+    def __init__(
+        self,
+        stub: Stub,
+        wire: Wire,
+        number: int,
+        service: Service,
+        body: dict[str, Any],
+        is_chat: bool,
+    ) -> None:
+        self.number = number
+        self.service = service
+        self.request_id = ""
+        self.arrived_ns = 0
+        self.sent_ns: list[int] = []
+        self.ended = False
+        self._stub = stub
+        self._wire = wire
+        self._streamed = body.get("stream") is True
+        options = body.get("stream_options")
+        self._wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._is_chat = is_chat
+        self._base_ns = 0
+        self._next = 0
+
+    def start(self, base_ns: int) -> None:
+        """Begin to serve: the schedule counts from `base_ns`."""
+        stub, service = self._stub, self.service
+        stub.engine.start(self.number, service)
+        self._base_ns = base_ns
+        if service.fault == "fail":
+            stub.alarm.at(base_ns + service.offsets_ns[0], self._refuse)
+        elif not self._streamed:
+            stub.alarm.at(base_ns + service.offsets_ns[-1], self._answer_whole)
+        else:
+            first = self._wire.event_stream_head()
+            if self._is_chat and stub.config.role_only_first:
+                first += chunked(self._event(self._choice("", None, role="assistant")))
+            self._wire.send(first)
+            stub.alarm.at(base_ns + service.offsets_ns[0], self._emit)
+
+    def _emit(self) -> None:
+        if self.ended or self._planted():
+            return
+        index, service = self._next, self.service
+        last = index + 1 == len(service.texts)
+        reason = service.finish_reason if last else None
+        data = chunked(self._event(self._choice(service.texts[index], reason)))
+        self.sent_ns.append(self._stub.now_ns())
+        self._wire.send(data)
+        self._next += 1
+        if not last:
+            self._stub.alarm.at(self._base_ns + service.offsets_ns[self._next], self._emit)
+            return
+        tail = chunked(self._event([], self._usage())) if self._wants_usage else b""
+        self._wire.send_last(tail + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        self._end(service.finish_reason)
+
+    def _planted(self) -> bool:
+        """Act out a fault of this request or of the server when its moment has come."""
+        config, fault, sent = self._stub.config, self.service.fault, self._next
+        if config.die_after_requests is not None and self.number + 1 >= config.die_after_requests:
+            os._exit(config.die_exit_code)
+        if fault == "reset" and sent == 1:
+            self._wire.reset()
+        elif fault == "early_eof" and sent == (len(self.service.texts) + 1) // 2:
+            self._wire.close()
+        elif fault == "bad_json" and sent == 1:
+            self._wire.send_last(chunked(b'data: {"choices": [\n\n') + b"0\r\n\r\n")
+        else:
+            # A hung answer stays in flight until the client gives up.
+            return fault == "hang" and sent == 1
+        self._end("abort")
+        return True
+
+    def _refuse(self) -> None:
+        if self.ended:
+            return
+        code = self._stub.config.fail_status
+        refusal = {
+            "error": {"message": "planted failure", "type": "InternalServerError", "code": code}
+        }
+        self._wire.send_last(json_answer(code, refusal))
+        self._end("error")
+
+    def _answer_whole(self) -> None:
+        if self.ended:
+            return
+        self.sent_ns.append(self._stub.now_ns())
+        text = "".join(self.service.texts)
+        choice = self._choice(text, self.service.finish_reason, role="assistant", whole=True)
+        self._wire.send_last(json_answer(200, self._frame(choice, self._usage())))
+        self._end(self.service.finish_reason)
+
+    def abort(self) -> None:
+        """The client has gone."""
+        if not self.ended:
+            self._end("abort")
+
+    def _end(self, reason: str) -> None:
+        self.ended = True
+        self._stub.on_ended(self, reason)
+
+    # -- frames ----------------------------------------------------------------------------
+
+    def _choice(
+        self, text: str, reason: str | None, *, role: str | None = None, whole: bool = False
+    ) -> list[dict[str, Any]]:
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
+        if self._is_chat:
+            content = {"role": role, "content": text} if role else {"content": text}
+            choice["message" if whole else "delta"] = content
+        else:
+            choice["text"] = text
+        return [choice]
+
+    def _frame(
+        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        kind = "chat.completion" if self._is_chat else "text_completion"
+        return {
+            "id": f"cmpl-{self.request_id or self.number}",
+            "object": kind,
+            "created": 0,
+            "model": self._stub.config.model,
+            "choices": choices,
+            "usage": usage,
+        }
+
+    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        return b"data: " + json.dumps(self._frame(choices, usage)).encode() + b"\n\n"
+
+    def _usage(self) -> dict[str, Any]:
+        service = self.service
+        return {
+            "prompt_tokens": service.prompt_tokens,
+            "completion_tokens": service.reported_tokens,
+            "total_tokens": service.prompt_tokens + service.reported_tokens,
+            "prompt_tokens_details": {"cached_tokens": service.cached_tokens},
+        }
+
+
+async def serve(config: StubConfig, arguments: dict[str, Any]) -> None:
+    """Serve until SIGTERM or SIGINT; or die as planned."""
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        ignores = config.ignore_sigterm and signum == signal.SIGTERM
+        loop.add_signal_handler(signum, (lambda: None) if ignores else stopped.set)
+    if config.die_at_start_s is not None:
+        await asyncio.sleep(config.die_at_start_s)
+        print("stub: planted death at start", file=sys.stderr, flush=True)
+        os._exit(config.die_exit_code)
+    stub = Stub(loop, config, arguments)
+    if config.ready_after_s:
+        await asyncio.wait([asyncio.create_task(stopped.wait())], timeout=config.ready_after_s)
+    if not config.never_ready and not stopped.is_set():
+        print(json.dumps({"event": "listening", "port": stub.listen()}), flush=True)
+    await stopped.wait()
+
+
+def read_command(words: Sequence[str]) -> tuple[StubConfig, dict[str, Any]]:
+    """Return the config and the server arguments of a command line. Raises `BadStub`."""
+    if words[:1] == ["serve"]:
+        model, arguments = parse_serve(words[1:])
+        config = parse_config_text(os.environ.get("KIT_STUB", "{}"), "KIT_STUB")
+        name = arguments.get("served_model_name") or model or config.model
+        host = arguments.get("host") or ("0.0.0.0" if config.host == "127.0.0.1" else config.host)  # noqa: S104
+        port = int(arguments.get("port", config.port))
+        return dataclasses.replace(config, host=host, port=port, model=str(name)), arguments
+    if len(words) != 1:
+        raise BadStub("usage: python -m inside.stub CONFIG.json | serve MODEL [arguments]")
+    try:
+        text = Path(words[0]).read_text("utf-8")
+    except OSError as error:
+        raise BadStub(f"{words[0]}: {error.strerror}") from None
+    return parse_config_text(text, words[0]), {}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; return its exit status."""
+    try:
+        config, arguments = read_command(list(words))
+    except BadStub as error:
+        print(f"stub: {error}", file=sys.stderr)
+        return 2
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(config, arguments))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
