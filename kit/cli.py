@@ -155,6 +155,118 @@ def engine_command(as_json: Json = False) -> None:
         console.data(found)
 
 
+@app.command("images")
+def images_command(as_json: Json = False) -> None:
+    """Show the image matrix: id, commit, CUDA, locked, built, identical."""
+    from kit.image_table import image_rows
+
+    rows = image_rows()
+    if as_json:
+        console.data(rows)
+    else:
+        columns = ["id", "vllm", "cuda", "locked", "built", "identical"]
+        console.table("images", columns, [[str(r[c]) for c in columns] for r in rows])
+
+
+@app.command("build")
+def build_command(
+    ids: Annotated[list[str] | None, typer.Argument(help="Image ids; default: this machine's.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every step anew.")] = False,
+    model: Annotated[str | None, typer.Option(help="Model for compose/.env.")] = None,
+    platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build images from their locks, check their identity, and write compose/.env for the first."""
+    from kit.build import build, ensure_image
+    from kit.image import find_image
+    from kit.platform import find_platform
+    from kit.use import use
+
+    chosen = ids or [find_platform(platform).default_image]
+    records = [find_image(one) for one in chosen]
+    built = [
+        build(r, no_cache=True, say=console.say) if no_cache else ensure_image(r, console.say)
+        for r in records
+    ]
+    for one in built:
+        console.say(f"{one.record.id}: {one.how}, {one.state}, identity {one.identity.digest}")
+    if records[0].cuda == "cpu" or find_platform(platform).name == "cuda":
+        use(records[0].id, model, platform, console.say)
+    if as_json:
+        console.data(
+            [{"id": b.record.id, "how": b.how, "identity": b.identity.digest} for b in built]
+        )
+
+
+@app.command("lock")
+def lock_command(
+    image: Annotated[str, typer.Argument(help="Image id.")],
+    write: Annotated[bool, typer.Option("--write", help="Write docker/locks/ID/.")] = False,
+) -> None:
+    """Resolve what an image is made of and show what changed; writes only with --write."""
+    from kit.lock_command import lock_image
+
+    lock_image(image, write=write, say=console.say)
+
+
+@app.command("verify-image")
+def verify_image_command(
+    image: Annotated[str, typer.Argument(help="Image id.")], as_json: Json = False
+) -> None:
+    """Build an image twice from nothing and compare: with itself, layer by layer, and its lock."""
+    from kit.image import find_image
+    from kit.verify_image import verify
+
+    result = verify(find_image(image), console.say)
+    if as_json:
+        console.data(result)
+
+
+@app.command("models")
+def models_command(
+    name: Annotated[str | None, typer.Argument(help="Fetch or make this one.")] = None,
+    image: Annotated[str | None, typer.Option(help="Image whose tools convert it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the models; with an id, make sure that it is here and check every file."""
+    from kit.build import ensure_image
+    from kit.image import find_image
+    from kit.model import ensure_model, find_model, load_models
+    from kit.platform import find_platform
+
+    if name is None:
+        rows = [
+            {"id": m.id, "kind": m.kind, "weights": m.weights, "licence": m.licence}
+            for m in load_models().values()
+        ]
+        if as_json:
+            console.data(rows)
+        else:
+            columns = ["id", "kind", "weights", "licence"]
+            console.table("models", columns, [[str(r[c]) for c in columns] for r in rows])
+        return
+    built = ensure_image(find_image(image or find_platform(None).default_image), console.say)
+    files = ensure_model(find_model(name), built, console.say)
+    console.say(f"{name}: {len(files.files)} files, {files.bytes} bytes, all as locked")
+    if as_json:
+        console.data({"id": name, "files": files.files, "bytes": files.bytes})
+
+
+@app.command("use")
+def use_command(
+    image: Annotated[str | None, typer.Argument(help="Image id; default: this machine's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model id.")] = None,
+    platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write compose/.env for plain `docker compose`."""
+    from kit.use import use
+
+    values = use(image, model, platform, console.say)
+    if as_json:
+        console.data(values)
+
+
 @app.command("sweep")
 def sweep_command() -> None:
     """Remove what runs that died had left (only theirs) and mark their manifests interrupted."""
