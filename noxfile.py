@@ -137,8 +137,13 @@ def tests(session: nox.Session) -> None:
     """Run unit, integration and the short container tier; -- --full runs everything."""
     python = environment(session, "dev")
     session.run(
-        python, "-m", "pytest", *session.posargs, external=True,
-        interrupt_timeout=180, terminate_timeout=60,
+        python,
+        "-m",
+        "pytest",
+        *session.posargs,
+        external=True,
+        interrupt_timeout=180,
+        terminate_timeout=60,
     )
 
 

@@ -17,9 +17,7 @@ def analyse_again(run: Path) -> dict[str, Any]:
     """
     manifest = load_manifest(run / "manifest.json")
     plan = manifest.plan
-    experiment = apply_variant(
-        find_experiment(plan.experiment), plan.experiment, plan.variant
-    )
+    experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
     if plan.against_itself:
         experiment = against_itself(experiment)
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
@@ -29,9 +27,7 @@ def analyse_again(run: Path) -> dict[str, Any]:
 
 def _parts(found: Analysis) -> dict[str, Any]:
     return {
-        "readings": [
-            [x.model_dump(mode="json") for x in r.readings] for r in found.replicates
-        ],
+        "readings": [[x.model_dump(mode="json") for x in r.readings] for r in found.replicates],
         "guards": [g.model_dump(mode="json") for g in found.guards],
         "confounders": list(found.confounders),
         "not_acted": list(found.not_acted),
@@ -42,9 +38,7 @@ def _parts(found: Analysis) -> dict[str, Any]:
 
 def _recorded(manifest: Manifest) -> dict[str, Any]:
     return {
-        "readings": [
-            [x.model_dump(mode="json") for x in r.readings] for r in manifest.replicates
-        ],
+        "readings": [[x.model_dump(mode="json") for x in r.readings] for r in manifest.replicates],
         "guards": [g.model_dump(mode="json") for g in manifest.guards],
         "confounders": list(manifest.confounders),
         "not_acted": list(manifest.not_acted),

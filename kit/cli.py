@@ -34,7 +34,7 @@ def run_command(
     ] = False,
     replicates: Annotated[
         int,
-        typer.Option(help=f"Pairs of fresh containers per arm; {MIN_PAIRS} are the least to decide."),
+        typer.Option(help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide."),
     ] = MIN_PAIRS,
     image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
     model: Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")] = None,
@@ -45,17 +45,22 @@ def run_command(
         str | None, typer.Option(help="A named variant; listed at the end of this help.")
     ] = None,
     aa: Annotated[
-        bool, typer.Option("--aa", help="Run the baseline against itself: the noise of this machine.")
+        bool, typer.Option("--aa", help="Baseline against itself: the noise of this machine.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of workload and order of replicates.")] = 1,
     out: Annotated[Path, typer.Option(help="Where run folders go.", show_default="runs")] = RUNS,
     ready_timeout: Annotated[
         float | None, typer.Option(help="Seconds a server may take to become healthy.")
     ] = None,
+    stub: Annotated[
+        Path | None,
+        typer.Option(help="JSON for the kit's stub, run in place of vLLM: tests the kit itself."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on fresh containers, judge it, write report and manifest."""
     from kit.run import Options, run_experiment
+    from kit.value import load_json
 
     options = Options(
         variant=variant,
@@ -67,6 +72,7 @@ def run_command(
         against_itself=aa,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
+        stub=None if stub is None else load_json(stub),
     )
     manifest, folder = run_experiment(name, options, console.say)
     verdict = manifest.verdict
@@ -170,7 +176,9 @@ def images_command(as_json: Json = False) -> None:
 
 @app.command("build")
 def build_command(
-    ids: Annotated[list[str] | None, typer.Argument(help="Image ids; default: this machine's.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Image ids; default: this machine's.")
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every step anew.")] = False,
     model: Annotated[str | None, typer.Option(help="Model for compose/.env.")] = None,
     platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,

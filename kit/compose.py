@@ -35,11 +35,10 @@ class Stack:
 
 @dataclass(frozen=True)
 class Runtime:
-    """How an image starts, from its record: interpreter, entrypoint, user."""
+    """How an image is used, from its record: the engine's id of it, interpreter, user."""
 
     engine_id: str
     interpreter: str
-    entrypoint: tuple[str, ...]
     user: str
 
 
@@ -108,9 +107,9 @@ def _set_engine(
     resources: Resources,
 ) -> None:
     service["image"] = runtime.engine_id
-    service["entrypoint"] = [escape(word) for word in runtime.entrypoint]
+    service["entrypoint"] = [escape(word) for word in arm.entrypoint]
     service["command"] = [escape(word) for word in arm.args]
-    service["init"] = "tini" not in runtime.entrypoint[0]
+    service["init"] = "tini" not in arm.entrypoint[0]
     service["user"] = runtime.user
     service["environment"].update({k: escape(v) for k, v in arm.env.items()})
     service["healthcheck"]["test"][1] = runtime.interpreter

@@ -17,7 +17,7 @@ from kit.guard import GuardResult
 from kit.measure import Reading
 from kit.notice import Notice
 from kit.plan import Plan, Role
-from kit.value import Value, parse_value, read_text
+from kit.value import Value, load_json, parse_value
 from kit.verdict import Effect, Verdict
 
 MAJOR = 1
@@ -121,13 +121,7 @@ def now_utc() -> str:
 
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest; raise `BadFile` with the path inside it, or with the version it needs."""
-    text = read_text(path)
-    try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise BadFile(f"{path.name}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise BadFile(f"{path.name}: not an object")
+    raw = load_json(path)
     version = str(raw.get("schema_version", ""))
     major = version.partition(".")[0]
     if not major.isdigit():

@@ -59,6 +59,7 @@ class PlannedArm(Value):
     name: str
     label: Text
     image: PlannedImage
+    entrypoint: tuple[str, ...]
     args: tuple[str, ...]
     env: dict[str, str]
 
@@ -110,6 +111,7 @@ class Plan(Value):
     acted: tuple[Condition, ...]
     measures: tuple[str, ...]
     limits: Limits
+    engine: Literal["vllm", "stub"] = "vllm"
     topology: str
     platform: str
     client_image: PlannedImage
@@ -193,6 +195,7 @@ def make_plan(
     variant: str | None,
     against_itself: bool,
     images: Mapping[Role, PlannedImage],
+    entrypoints: Mapping[Role, Sequence[str]],
     client_image: PlannedImage,
     model: PlannedModel,
     model_flags: Mapping[str, Flag],
@@ -202,6 +205,7 @@ def make_plan(
     pairs: int,
     seed: int,
     resources: Resources | None = None,
+    engine: Literal["vllm", "stub"] = "vllm",
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes)."""
 
@@ -212,6 +216,7 @@ def make_plan(
             name=chosen.name,
             label=chosen.label,
             image=images[role],
+            entrypoint=tuple(entrypoints[role]),
             args=(*_serve_words(model.id, seed), *flag_words(flags)),
             env={**platform_env, **experiment.env, **chosen.env},
         )
@@ -231,6 +236,7 @@ def make_plan(
         acted=experiment.acted,
         measures=tuple(m.name for m in experiment.all_measures),
         limits=Limits(),
+        engine=engine,
         topology=experiment.topology,
         platform=platform,
         client_image=client_image,

@@ -8,14 +8,16 @@ replicates -> analysis -> report. The manifest is written after every step.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import docker
 
@@ -44,7 +46,7 @@ from kit.manifest import (
 from kit.model import ModelRecord, find_model
 from kit.notice import notice
 from kit.paths import RUNS
-from kit.plan import Plan, PlannedImage, PlannedModel, Resources, make_plan
+from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
 from kit.platform import Platform, find_platform
 from kit.replicate import Bench, measure_slot
 from kit.topology import find_topology
@@ -52,6 +54,7 @@ from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
 
+ROLES: tuple[Role, Role] = ("baseline", "candidate")
 FREE_BYTES = 2 * 2**30  # logs and samples of a long run, with room
 
 
@@ -67,7 +70,7 @@ class Options:
     seed: int = 1
     against_itself: bool = False
     out: Path = RUNS
-    keep: bool = False
+    stub: Mapping[str, Any] | None = None
     ready_timeout_s: float | None = None
 
 
@@ -161,6 +164,9 @@ def _prepare(
         key: PlannedImage(id=key, identity=r.identity, lock_sha256=r.lock_sha256)
         for key, r in ran.items()
     }
+    entrypoints = {role: _entrypoint(r, options) for role, r in zip(ROLES, records, strict=True)}
+    if options.stub is not None:
+        experiment = _on_stub(experiment, options.stub)
     resources = Resources()
     if options.ready_timeout_s:
         resources = resources.model_copy(update={"ready_timeout_s": options.ready_timeout_s})
@@ -170,6 +176,8 @@ def _prepare(
         variant=options.variant,
         against_itself=options.against_itself,
         images={"baseline": planned[records[0].id], "candidate": planned[records[1].id]},
+        entrypoints=entrypoints,
+        engine="vllm" if options.stub is None else "stub",
         client_image=planned[records[0].id],
         model=PlannedModel(id=chosen.id, weights=chosen.weights, files=files.files),
         model_flags=chosen.flags(platform.name),
@@ -180,10 +188,7 @@ def _prepare(
         seed=options.seed,
         resources=resources,
     )
-    runtimes = {
-        r.id: Runtime(built[r.id].image_id, r.interpreter, tuple(r.entrypoint), r.user)
-        for r in records
-    }
+    runtimes = {r.id: Runtime(built[r.id].image_id, r.interpreter, r.user) for r in records}
     return Prepared(plan, lines, ran, runtimes, files.path, platform)
 
 
@@ -193,6 +198,18 @@ def _choose_images(
     default = options.image or platform.default_image
     arms = experiment.variable.arms
     return (find_image(arms[0].image or default), find_image(arms[1].image or default))
+
+
+def _entrypoint(record: ImageRecord, options: Options) -> tuple[str, ...]:
+    if options.stub is None:
+        return record.entrypoint
+    return (record.interpreter, "-m", "inside.stub")
+
+
+def _on_stub(experiment: Experiment, stub: Mapping[str, Any]) -> Experiment:
+    """Let the kit's stub stand in for vLLM: it is told what to plant by its environment."""
+    env = {**experiment.env, "PYTHONPATH": "/kit", "KIT_STUB": json.dumps(dict(stub))}
+    return replace(experiment, env=env)
 
 
 def _check_needs(
@@ -299,9 +316,7 @@ def _finishing(record: Record, say: Say) -> Iterator[None]:
         raise
 
 
-def _measure_all(
-    client: docker.DockerClient, record: Record, prepared: Prepared, say: Say
-) -> None:
+def _measure_all(client: docker.DockerClient, record: Record, prepared: Prepared, say: Say) -> None:
     plan, platform = prepared.plan, prepared.platform
     bench = Bench(
         client=client,
@@ -341,6 +356,8 @@ def _conclude(record: Record, experiment: Experiment, prepared: Prepared) -> Non
     found = analyse(record.folder, plan, experiment, manifest.replicates)
     cost = _cost(manifest.replicates)
     notices = list(found.notices)
+    if plan.engine == "stub":
+        notices.append(notice("stub_engine", ""))
     if prepared.platform.shared_cores:
         notices.append(notice("shared_cores", str(os.cpu_count())))
     if plan.pairs < MIN_PAIRS:
@@ -373,8 +390,3 @@ def _cost(replicates: tuple[Replicate, ...]) -> Cost | None:
     wall = sum(w for w, _ in known)
     accounted = sum(a for _, a in known if a)
     return Cost(wall_s=wall, accounted_s=accounted, ratio=wall / accounted)
-
-
-def quick(options: Options) -> Options:
-    """Return the options of `--quick`: one pair, which shows the way but never decides."""
-    return replace(options, pairs=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +53,17 @@ def read_text(path: Path, *, shown: str | None = None) -> str:
         raise NotFound(f"{name} is a folder, not a file") from None
     except UnicodeDecodeError as error:
         raise BadFile(f"{name}: not UTF-8 at byte {error.start}") from None
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON file that holds an object; raise `BadFile` with file and place."""
+    try:
+        value = json.loads(read_text(path))
+    except ValueError as error:
+        raise BadFile(f"{path}: not JSON: {error}", hint="correct the file") from None
+    if not isinstance(value, dict):
+        raise BadFile(f"{path}: not an object", hint="correct the file")
+    return value
 
 
 def load_yaml(path: Path, *, shown: str | None = None) -> Any:
