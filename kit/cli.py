@@ -153,6 +153,14 @@ def schema_command(
         print(text, end="")  # noqa: T201 - this is the data
 
 
+@app.command("docs")
+def docs_command() -> None:
+    """Make README's generated tables anew."""
+    from kit.docs import write_readme
+
+    write_readme()
+
+
 @app.command("engine")
 def engine_command(as_json: Json = False) -> None:
     """Make sure that a Docker Engine with compose and buildx answers; install it if need be."""

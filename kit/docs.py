@@ -1,0 +1,42 @@
+"""Keeps the tables of README.md equal to the code they describe."""
+
+from __future__ import annotations
+
+import re
+
+from kit.errors import KitError, all_errors
+from kit.experiment import experiment_docs
+from kit.paths import ROOT
+from kit.store import write_text
+
+
+def readme_tables() -> dict[str, str]:
+    """Return the generated tables by the name that README's markers give them."""
+    experiments = [f"| `{name}` | {doc} |" for name, doc in experiment_docs().items()]
+    errors = [
+        f"| {cls.exit_code} | `{cls.__name__}` | {(cls.__doc__ or '').splitlines()[0]} |"
+        for cls in all_errors()
+        if cls is not KitError
+    ]
+    return {
+        "experiments": "\n".join(["| Session | Question |", "|---|---|", *experiments]),
+        "errors": "\n".join(["| Code | Error | Meaning |", "|---|---|---|", *errors]),
+    }
+
+
+def with_tables(text: str) -> str:
+    """Return README's text with every generated table put between its markers."""
+    for name, table in readme_tables().items():
+        text = re.sub(
+            rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)",
+            lambda found, table=table: f"{found[1]}{table}\n{found[2]}",
+            text,
+            flags=re.DOTALL,
+        )
+    return text
+
+
+def write_readme() -> None:
+    """Write README.md with its tables made anew."""
+    path = ROOT / "README.md"
+    write_text(path, with_tables(path.read_text("utf-8")))
