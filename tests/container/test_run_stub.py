@@ -1,0 +1,190 @@
+"""Whole runs in real containers with the stub in vLLM's place: planted effects and faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import docker
+import pytest
+
+from kit.errors import ServerDied, ServerLost, ServerNotReady
+from kit.paths import ROOT
+
+from .conftest import kit_words, labelled, only_manifest, run_kit
+
+RUN = ("run", "exp1_prefix_cache", "--platform", "cpu", "--json")
+CACHED = {"ttft_per_token_s": 0.0001, "block_tokens": 16}  # a cached prefix saves most of it
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def test_planted_effect_is_supported_and_marked_as_stub(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    ran = run_kit(*RUN, "--out", str(tmp_path / "runs"), "--stub", stub_file(**CACHED))
+    assert ran.code == 0, ran.stderr
+    assert ran.result["verdict"]["word"] == "supported"
+    manifest, run = only_manifest(tmp_path)
+    assert manifest.plan.engine == "stub"
+    assert "stub_engine" in [n.code for n in manifest.notices]
+    assert len(manifest.replicates) == 12
+    assert "stub stood in for vLLM" in (run / "report.en.md").read_text("utf-8")
+
+
+def test_prefix_that_changes_cannot_be_judged(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    ran = run_kit(
+        *RUN, "--quick", "--variant", "changing-prefix",
+        "--out", str(tmp_path / "runs"), "--stub", stub_file(**CACHED),
+    )
+    assert ran.code == 0, ran.stderr
+    assert ran.result["verdict"]["word"] == "inconclusive"
+    assert "not seen to act" in ran.result["verdict"]["reason"]
+
+
+def test_failed_requests_make_the_run_invalid(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    ran = run_kit(
+        *RUN, "--quick", "--out", str(tmp_path / "runs"),
+        "--stub", stub_file(**CACHED, fail_fraction=0.5),
+    )
+    assert ran.code == 4, ran.stderr
+    assert ran.result["verdict"]["word"] == "invalid"
+    assert "requests failed" in ran.result["verdict"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("planted", "words", "error", "says"),
+    [
+        ({"die_at_start_s": 0.2, "die_exit_code": 7}, (), ServerDied, "exit code 7"),
+        ({"never_ready": True}, ("--ready-timeout", "4"), ServerNotReady, "not healthy after 4 s"),
+        ({"die_after_requests": 10}, (), ServerLost, "died under load"),
+    ],
+    ids=["dies at start", "never ready", "dies under load"],
+)
+def test_server_faults_end_in_their_own_error(
+    tmp_path: Path,
+    stub_file: Callable[..., str],
+    planted: dict[str, object],
+    words: tuple[str, ...],
+    error: type[Exception],
+    says: str,
+) -> None:
+    ran = run_kit(
+        *RUN, "--quick", *words, "--out", str(tmp_path / "runs"),
+        "--stub", stub_file(**CACHED, **planted),
+    )
+    assert ran.code == error.exit_code  # type: ignore[attr-defined]
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
+    manifest, _ = only_manifest(tmp_path)
+    assert manifest.status == "failed"
+    assert manifest.failure is not None
+    assert manifest.failure.error == error.__name__
+
+
+def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = next(path.rglob(pattern), None)
+        if found is not None:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{pattern} never appeared")
+
+
+STAGES = {
+    "plan": "plan.json",
+    "starting": "00-*/compose.json",
+    "ready": "00-*/server_info.json",
+    "under load": "00-*/measure/window.json",
+    "second replicate": "01-*/events.jsonl",
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
+def test_a_signal_ends_a_run_cleanly_in_every_stage(
+    tmp_path: Path, stub_file: Callable[..., str], stage: str, signum: signal.Signals
+) -> None:
+    runs = tmp_path / "runs"
+    child = subprocess.Popen(
+        kit_words(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED, itl_s=0.02)),
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    wait_for(runs, STAGES[stage])
+    child.send_signal(signum)
+    _, stderr = child.communicate(timeout=90)
+    assert child.returncode == 128 + signum, stderr
+    assert "Traceback" not in stderr
+    manifest, run = only_manifest(runs)
+    assert manifest.status == "interrupted"
+    me = os.geteuid()
+    assert {p.stat().st_uid for p in run.rglob("*")} == {me}
+
+
+def test_killed_run_is_swept_by_the_next_and_nothing_else_is(
+    tmp_path: Path, stub_file: Callable[..., str], client: docker.DockerClient
+) -> None:
+    runs = tmp_path / "runs"
+    witness = client.networks.create("kit-test-witness", labels={"not.kit.run": "x"})
+    try:
+        child = subprocess.Popen(
+            kit_words(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED, itl_s=0.02)),
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        wait_for(runs, STAGES["under load"])
+        child.kill()
+        child.wait()
+        assert labelled(client)
+        swept = run_kit("sweep")
+        assert swept.code == 0, swept.stderr
+        manifest, _ = only_manifest(runs)
+        assert manifest.run_id in swept.stderr
+        assert "server" in swept.stderr
+        assert manifest.status == "interrupted"
+        assert labelled(client) == []
+        witness.reload()
+    finally:
+        witness.remove()
+
+
+def test_arguments_arrive_byte_for_byte_whatever_surrounds_them(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    """A stray compose/.env and variables of the caller change nothing; `$` is no variable."""
+    planted = stub_file(**CACHED, model="a$b${HOME}c")
+    runs = tmp_path / "runs"
+    environment = {
+        **os.environ,
+        "KIT_IMAGE": "nothing:here",
+        "KIT_ACCEL": "cuda-cdi",
+        "COMPOSE_PROFILES": "other",
+        "COMPOSE_PROJECT_NAME": "other",
+        "COMPOSE_FILE": "other.yml",
+    }
+    done = subprocess.run(
+        kit_words(*RUN, "--quick", "--out", str(runs), "--stub", planted),
+        cwd=ROOT, capture_output=True, text=True, env=environment, check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    _, run = only_manifest(runs)
+    facts = json.loads((run / "replicates/00-pair0-baseline/facts.json").read_text("utf-8"))
+    text = json.dumps(facts)
+    assert "a$b${HOME}c" in text
+
+
+def test_unwritable_output_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("", "utf-8")
+    ran = run_kit(*RUN, "--quick", "--out", str(target / "runs"))
+    assert ran.code == 71
+    assert ran.stderr.count("error:") == 1
