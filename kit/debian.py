@@ -194,10 +194,22 @@ def fetch_debs(packages: Sequence[DebPackage], say: Say) -> None:
             found.replace(deb_path(package))
 
 
+def file_sha256(path: Path) -> str:
+    """Return a file's sha256 in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def base_key(packages: Sequence[DebPackage], epoch: int) -> str:
+    """Return the hash of all that goes into a base: packages, time and mmdebstrap's arguments."""
+    lines = [f"{p.file} {p.sha256}" for p in packages]
+    lines += [str(epoch), *_arguments(packages, Path("repository"), Path("out"))[1:]]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
 def check_sha256(path: Path, wanted: str, what: str) -> None:
     """Raise `HashMismatch` naming the file unless its bytes are the locked ones."""
-    with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = file_sha256(path)
     if found != wanted:
         raise HashMismatch(
             f"{what} has sha256 {found[:16]}…, the lock says {wanted[:16]}…",

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit import process
+from kit import process, wheel_index
 from kit.debian import check_sha256
 from kit.errors import (
     BuildFailed,
@@ -35,8 +35,9 @@ from kit.errors import (
     LockConflict,
     ToolMissing,
 )
+from kit.image import ImageRecord
 from kit.lock import Wheel
-from kit.paths import DOCKER, cache_dir
+from kit.paths import DOCKER, ROOT, cache_dir
 
 Say = Callable[[str], None]
 TOOLS_LOCK = DOCKER / "tools.lock"
@@ -87,22 +88,39 @@ def pip_settings() -> dict[str, list[str]]:
     return found
 
 
-def fetch_wheels(wheels: Sequence[Wheel], say: Say) -> None:
+def fetch_wheels(
+    wheels: Sequence[Wheel], say: Say, *, record: ImageRecord | None = None
+) -> None:
     """Bring every locked wheel into the cache, hash checked; no network when all are there.
 
-    Raises `IndexUnreachable`, `GoneUpstream`, `HashMismatch` or `DiskFull`.
+    `record` says where a wheel comes from that is on no package index. Raises `IndexUnreachable`, `GoneUpstream`, `HashMismatch` or `DiskFull`.
     """
     missing = [wheel for wheel in wheels if not wheel_path(wheel).is_file()]
     for wheel in [w for w in missing if w.origin == "made"]:
         store(write_alias(cache_dir() / "wheels", wheel.name, wheel.version), wheel)
     for wheel in [w for w in missing if w.origin in ("commit index", "file")]:
-        raise GoneUpstream(
-            f"{wheel.file} is not in the cache and its source is no package index",
-            hint="`nox -s lock -- <id>` fetches it again; or take it from a bundle",
-        )
+        _fetch_from_record(wheel, record)
     indexed = [wheel for wheel in missing if wheel.origin == "package index"]
     if indexed:
         _download(indexed, say)
+
+
+def _fetch_from_record(wheel: Wheel, record: ImageRecord | None) -> None:
+    home = cache_dir() / "wheels"
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="part-", dir=home) as folder:
+        part = Path(folder)
+        if record is not None and record.source == "index" and record.commit is not None:
+            found = wheel_index.fetch_wheel(record.commit, record.cuda, part, sha256=wheel.sha256)
+        elif record is not None and record.wheel and (ROOT / record.wheel).is_file():
+            found = part / wheel.file
+            link_or_copy(ROOT / record.wheel, found)
+        else:
+            raise GoneUpstream(
+                f"{wheel.file} is not in the cache and its source is no package index",
+                hint="take it from a bundle",
+            )
+        store(found, wheel)
 
 
 def _download(wheels: Sequence[Wheel], say: Say) -> None:
