@@ -22,8 +22,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import httpx
-
 from .parse import short_error
 
 SCRAPE_TIMEOUT_S = 2.0
@@ -82,7 +80,7 @@ class Scraper:
         if self.pid == 0:
             os.close(our_out)
             os.close(our_in)
-            _run_child(_Child(url, every_s, out, their_in, their_out))
+            _run_child(url, every_s, out, their_in, their_out)
         for fd in (their_in, their_out):
             os.close(fd)
         out.close()
@@ -138,7 +136,10 @@ class _Child:
         self._pending = b""
         self._t0_s = 0.0
         self._count = self._failed = 0
+        import httpx  # here, so that only this process pays for it
+
         self._client = httpx.Client(timeout=SCRAPE_TIMEOUT_S, trust_env=False)
+        self._failures = (httpx.HTTPError, httpx.InvalidURL)
 
     def run(self) -> None:
         first = self._ask()
@@ -196,11 +197,15 @@ class _Child:
             active = active_requests(answer["text"])
             if active == 0:
                 return True
-            if answer["status"] is not None and active is None:
-                return None
+            if active is None and not self._may_answer_later(answer):
+                return None  # dead, or it does not tell: no use waiting
             if time.monotonic() >= until_s:
                 return False
             time.sleep(_IDLE_POLL_S)
+
+    @staticmethod
+    def _may_answer_later(answer: dict[str, Any]) -> bool:
+        return answer["status"] is None and not str(answer["error"]).startswith("ConnectError")
 
     def _ask(self) -> dict[str, Any]:
         asked_s = time.monotonic()
@@ -209,7 +214,7 @@ class _Child:
         try:
             answer = self._client.get(self._url)
             status, text = answer.status_code, keep_engine_lines(answer.text)
-        except httpx.HTTPError as failure:
+        except self._failures as failure:
             error = short_error(type(failure).__name__, failure)
         took_s = round(time.monotonic() - asked_s, 6)
         return {
@@ -230,12 +235,13 @@ class _Child:
         self._failed += answer["status"] != 200
 
 
-def _run_child(child: _Child) -> None:
+def _run_child(url: str, every_s: float | None, out: BinaryIO, commands: int, answers: int) -> None:
     """Serve the parent until it says `finish` or is gone, then leave this process for good."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)  # ends with the parent's pipe
     status = 70
     try:
+        child = _Child(url, every_s, out, commands, answers)
         child.run()
         status = 0
     except OSError as error:

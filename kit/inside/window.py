@@ -22,10 +22,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import httptools
 import uvloop
 
 from .clock import NS, Arrivals, Clock
@@ -49,6 +49,7 @@ class Ran:
     t0_ns: int
     t0_utc: str
     wall_s: float
+    startup_cpu_s: float
     totals: LoadTotals
     signum: int | None
 
@@ -91,16 +92,7 @@ async def _drive(
 ) -> Ran:
     """Run the load with the collector off, progress once a second, until its end or a signal."""
     loop = asyncio.get_running_loop()
-    load = Load(
-        loop,
-        requests,
-        host=spec.host,
-        port=spec.port,
-        deadline_s=spec.deadline_s,
-        concurrency=spec.concurrency,
-        arrivals=arrivals,
-        record=writer.push,
-    )
+    load = Load(loop, requests, spec=spec, arrivals=arrivals, record=writer.push)
     got: list[int] = []
 
     def on_signal(signum: int) -> None:
@@ -115,6 +107,7 @@ async def _drive(
     scraper.begin(t0_ns)
     progress = asyncio.create_task(_show_progress(load, writer, arrivals))
     gc.disable()
+    startup_cpu_s = time.process_time()
     try:
         totals = await load.run(t0_ns)
     finally:
@@ -123,7 +116,14 @@ async def _drive(
     wall_s = (arrivals.clock.monotonic_ns() - t0_ns) / NS
     writer.detach()
     stopped_by = got[0] if got else None
-    return Ran(t0_ns, t0_utc.isoformat(timespec="microseconds"), wall_s, totals, stopped_by)
+    return Ran(
+        t0_ns=t0_ns,
+        t0_utc=t0_utc.isoformat(timespec="microseconds"),
+        wall_s=wall_s,
+        startup_cpu_s=startup_cpu_s,
+        totals=totals,
+        signum=stopped_by,
+    )
 
 
 async def _show_progress(load: Load, writer: Writer, arrivals: Arrivals) -> None:
@@ -148,6 +148,7 @@ def summarise(
         "t0_utc": ran.t0_utc,
         "wall_s": round(ran.wall_s, 6),
         "cpu_s": round(time.process_time() + written.cpu_s, 6),
+        "startup_cpu_s": round(ran.startup_cpu_s, 6),
         "scrape_cpu_s": round(scraped.cpu_s, 6),
         "requests": totals.of,
         "sent": totals.sent,
@@ -170,8 +171,8 @@ def summarise(
         "idle": scraped.idle,
         "idle_wait_s": scraped.idle_wait_s,
         "python": platform.python_version(),
-        "uvloop": version("uvloop"),
-        "httptools": version("httptools"),
+        "uvloop": getattr(uvloop, "__version__", None),
+        "httptools": getattr(httptools, "__version__", None),
     }
 
 
