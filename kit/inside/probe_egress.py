@@ -46,8 +46,13 @@ def connect_outside() -> str:
         try:
             udp.connect(OUTSIDE)
         except OSError as error:
-            return errno.errorcode.get(error.errno or 0, type(error).__name__)
+            return error_name(error)
     return "reachable"
+
+
+def error_name(error: OSError) -> str:
+    """Return the symbolic name of an error number (`ENETUNREACH`), else the class name."""
+    return errno.errorcode.get(error.errno or 0, type(error).__name__)
 
 
 def nameservers(resolv_conf: str) -> list[str]:
@@ -86,12 +91,14 @@ def ask_resolver() -> str:
     number = random.getrandbits(16)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
         udp.settimeout(RESOLVER_WAIT_S)
-        udp.connect((servers[0], 53))
-        udp.send(dns_question(NAME, number))
         try:
+            udp.connect((servers[0], 53))
+            udp.send(dns_question(NAME, number))
             return dns_answer_kind(udp.recv(512), number)
         except TimeoutError:
             return f"no answer in {RESOLVER_WAIT_S:g} s"
+        except OSError as error:
+            return error_name(error)
 
 
 def egress_fields() -> dict[str, Field]:
