@@ -1,0 +1,81 @@
+"""Make a model folder that vLLM can serve, the same bytes on every machine.
+
+Runs inside a container of a locked image, without network, as an ordinary user:
+`convert_model.py wheel SOURCE.gguf OUT` or `convert_model.py shape VOCABULARY CONFIG.json OUT`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+# They name the library that wrote them, which says nothing about the model.
+VOLATILE_KEYS = ("transformers_version", "_name_or_path")
+QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
+    " + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def convert_gguf(source: Path, out: Path) -> None:
+    """Dequantise a GGUF file to bfloat16 safetensors with its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    torch.set_num_threads(1)
+    place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    AutoTokenizer.from_pretrained(**place).save_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(
+        **place, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+    )
+    model.save_pretrained(out)
+
+
+def write_shape(vocabulary: Path, config: Path, out: Path) -> None:
+    """Write a configuration and Qwen's tokenizer; the server makes the weights."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    converter = TikTokenConverter(
+        vocab_file=str(vocabulary),
+        pattern=QWEN_PATTERN,
+        extra_special_tokens=list(QWEN_SPECIAL),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=converter.converted(),
+        eos_token="<|endoftext|>",
+        pad_token="<|endoftext|>",
+        model_max_length=32768,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(out)
+    (out / "config.json").write_text(config.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def settle(out: Path) -> None:
+    """Write every JSON file of settings with sorted keys and without what changes by itself."""
+    for path in sorted(out.glob("*.json")):
+        if path.name == "tokenizer.json":
+            continue
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            for key in VOLATILE_KEYS:
+                found.pop(key, None)
+        text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    KIND, OUT = sys.argv[1], Path(sys.argv[-1])
+    OUT.mkdir(parents=True)
+    if KIND == "wheel":
+        convert_gguf(Path(sys.argv[2]), OUT)
+    else:
+        write_shape(Path(sys.argv[2]), Path(sys.argv[3]), OUT)
+    settle(OUT)
