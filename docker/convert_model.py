@@ -8,8 +8,10 @@ import json
 import sys
 from pathlib import Path
 
-# They name the library that wrote them, which says nothing about the model.
-VOLATILE_KEYS = ("transformers_version", "_name_or_path")
+# The library's version says nothing about the model, but readers take its absence for a sign of
+# an old, wrongly split tokenizer: one fixed value that marks the format.
+FORMAT_VERSION = "5.0.0"
+VOLATILE_KEYS = ("_name_or_path", "_model_name_or_path")
 QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -67,6 +69,8 @@ def settle(out: Path) -> None:
         if isinstance(found, dict):
             for key in VOLATILE_KEYS:
                 found.pop(key, None)
+            if path.name == "config.json" or "transformers_version" in found:
+                found["transformers_version"] = FORMAT_VERSION
         text = json.dumps(found, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         path.write_text(text, encoding="utf-8")
 
