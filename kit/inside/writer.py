@@ -18,8 +18,9 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple
 
 from .clock import NS
 from .parse import Reply, ReplyParser, short_error
@@ -136,7 +137,7 @@ class Writer:
 
     def __init__(self, requests: list[Request], samples: Path) -> None:
         """Start the process. Raises `OSError` when samples.jsonl cannot be made."""
-        out = samples.open("x", encoding="utf-8")
+        out = samples.open("xb", buffering=0)
         self._feed, theirs = socket.socketpair()
         for end in (self._feed, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIPE_BYTES)
@@ -243,7 +244,7 @@ class Writer:
 # -- in the child ------------------------------------------------------------------------------
 
 
-def _run_child(requests: list[Request], feed: socket.socket, out: TextIO) -> None:
+def _run_child(requests: list[Request], feed: socket.socket, out: FileIO) -> None:
     """Serve the parent until it closes its end, then leave this process without a way back."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)  # the parent decides when we have had everything
@@ -276,7 +277,18 @@ def _frames(source: BinaryIO) -> Iterator[Any]:
         yield marshal.loads(payload)  # noqa: S302 - our own parent wrote it
 
 
-def _write_all(requests: list[Request], feed: socket.socket, out: TextIO) -> dict[str, Any]:
+def append_line(out: FileIO, line: bytes) -> None:
+    """Append a line whole or not at all: what a full disk took of it is taken back."""
+    whole = out.tell()
+    try:
+        while line:
+            line = line[out.write(line) :]
+    except OSError:
+        out.truncate(whole)
+        raise
+
+
+def _write_all(requests: list[Request], feed: socket.socket, out: FileIO) -> dict[str, Any]:
     frames = _frames(feed.makefile("rb"))
     t0_ns = next(frames, 0)
     lags: list[int] = []
@@ -288,8 +300,7 @@ def _write_all(requests: list[Request], feed: socket.socket, out: TextIO) -> dic
         request = requests[flown.number]
         reply = parse_flown(request, flown)
         sample = sample_of(request, flown, reply, t0_ns)
-        out.write(json.dumps(sample, ensure_ascii=False) + "\n")
-        out.flush()
+        append_line(out, json.dumps(sample, ensure_ascii=False).encode() + b"\n")
         written += 1
         failed += reply.error is not None
         shared += reply.shared
