@@ -171,15 +171,14 @@ def engine_command(as_json: Json = False) -> None:
 
 @app.command("images")
 def images_command(as_json: Json = False) -> None:
-    """Show the image matrix: id, commit, CUDA, locked, built, identical."""
+    """Show the image matrix: id, vLLM, CUDA, locked, built, identical."""
     from kit.image_table import image_rows
 
     rows = image_rows()
     if as_json:
         console.data(rows)
     else:
-        columns = ["id", "vllm", "cuda", "locked", "built", "identical"]
-        console.table("images", columns, [[str(r[c]) for c in columns] for r in rows])
+        console.table("images", list(rows[0]), [list(r.values()) for r in rows])
 
 
 @app.command("build")
@@ -220,9 +219,18 @@ def lock_command(
     write: Annotated[bool, typer.Option("--write", help="Write docker/locks/ID/.")] = False,
 ) -> None:
     """Resolve what an image is made of and show what changed; writes only with --write."""
-    from kit.lock_command import lock_image
+    from kit import lock
+    from kit.image import find_image
 
-    lock_image(image, write=write, say=console.say)
+    record = find_image(image)
+    old = lock.read_lock(record) if record.locked else None
+    with console.step(f"resolve {image}", waits_for="the package indexes"):
+        new = lock.resolve(record)
+    for line in lock.diff(old, new) or ["nothing changed"]:
+        console.say(line)
+    if write:
+        lock.write(record, new)
+        console.say(f"written: docker/locks/{image}/")
 
 
 @app.command("verify-image")

@@ -70,7 +70,7 @@ def wait_healthy(
             raise ServerNotReady(
                 f"`{service}` was not healthy after {timeout_s:.0f} s",
                 hint="a larger model needs --ready-timeout; the log's last lines are above",
-                detail=log_tail(container),
+                detail=f"{log_tail(container)}\nlast probe: {_last_probe(health)}",
             )
         if time.monotonic() - told >= 15:
             told = time.monotonic()
@@ -85,6 +85,15 @@ def _state(container: Any, service: str) -> dict[str, Any]:
         raise ServerDied(f"the container of `{service}` was removed while it started") from None
     state: dict[str, Any] = container.attrs["State"]
     return state
+
+
+def _last_probe(health: dict[str, Any]) -> str:
+    """Return the exit status and last line of what the engine's last health probe printed."""
+    entries = health.get("Log") or []
+    if not entries:
+        return "none was made"
+    lines = str(entries[-1].get("Output", "")).strip().splitlines()
+    return f"exit status {entries[-1].get('ExitCode')}, {lines[-1] if lines else 'no output'}"
 
 
 def _check_probe(health: dict[str, Any], service: str, container: Any) -> None:

@@ -216,11 +216,12 @@ def _replicates(manifest: Manifest, notes: Notes, language: str) -> list[dict[st
 
 SHOWN = (
     # label, group, fact, service
-    ("commit", "vllm", "vllm_commit", "server"),
+    ("vllm", "vllm", "version", "server"),
+    ("commit", "vllm", "commit", "server"),
     ("hardware", "host", "cpu_model", None),
-    ("hardware", "host", "cpus_usable", None),
+    ("hardware", "host", "cpu_cores", None),
     ("hardware", "host", "memory_total_bytes", None),
-    ("hardware", "gpu", "devices", None),
+    ("hardware", "gpu", "device0_name", None),
     ("driver", "gpu", "driver_version", None),
 )
 

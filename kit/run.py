@@ -101,17 +101,21 @@ def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Pat
     Raises a `KitError` or `Interrupted`; when replicates had begun, the manifest then says
     `failed` or `interrupted`, and no container, network or volume is left.
     """
-    client = engine.connect()
-    sweep_leftovers(client, say)
     experiment = apply_variant(find_experiment(name), name, options.variant)
     if options.against_itself:
         experiment = against_itself(experiment)
     if options.pairs < 1:
         raise UsageError("--replicates must be at least 1", hint="leave it out for 6 pairs")
+    for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
+        if chosen:
+            find_image(chosen)
+    find_model(options.model or model.DEFAULT)
+    _preflight(options.out)
+    client = engine.connect()
+    sweep_leftovers(client, say)
     platform = find_platform(options.platform)
     say(f"platform {platform.name}: {platform.why}")
-    prepared = _prepare(client, name, experiment, platform, options, say)
-    _preflight(options.out)
+    prepared = _prepare(name, experiment, platform, options, say)
     return _carry_out(client, experiment, prepared, options, say)
 
 
@@ -135,7 +139,6 @@ class Prepared:
 
 
 def _prepare(
-    client: docker.DockerClient,
     name: str,
     experiment: Experiment,
     platform: Platform,
@@ -363,7 +366,9 @@ def _conclude(record: Record, experiment: Experiment, prepared: Prepared) -> Non
     if plan.pairs < MIN_PAIRS:
         notices.append(notice("few_pairs", str(plan.pairs)))
     notices += [
-        notice("image_declared", i.id) for i in prepared.images.values() if i.state != "verified"
+        notice("commit_declared" if i.lock_sha256 else "image_declared", i.id)
+        for i in prepared.images.values()
+        if i.state != "verified"
     ]
     if manifest.kit.dirty:
         notices.append(notice("dirty_kit", ""))
