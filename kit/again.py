@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+from kit import store
 from kit.analyse import Analysis, analyse
+from kit.errors import BadFile
 from kit.experiment import against_itself, apply_variant, find_experiment
 from kit.manifest import Manifest, load_manifest
 
@@ -13,16 +16,34 @@ from kit.manifest import Manifest, load_manifest
 def analyse_again(run: Path) -> dict[str, Any]:
     """Return the recomputed parts of the manifest and whether they equal the recorded ones.
 
-    Reads only the run's folder; raises `BadFile` or `NotFound` naming what is missing.
+    `equal` compares the bytes of both as JSON; `changed_files` are the files that are not as the
+    manifest says. Reads only the run's folder; raises `BadFile` or `NotFound` naming what is
+    missing, and `BadFile` when the plan is not the one that was hashed before the run.
     """
     manifest = load_manifest(run / "manifest.json")
+    if manifest.plan.sha256 != manifest.plan_sha256:
+        raise BadFile(
+            "manifest.json: plan: not the plan that was hashed before the run",
+            hint="its hypothesis, limits or order were changed afterwards",
+        )
     plan = manifest.plan
     experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
     if plan.against_itself:
         experiment = against_itself(experiment)
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
-    parts = _parts(analyse(run, plan, experiment, bare))
-    return {**parts, "equal": parts == _recorded(manifest)}
+    unsupported = None
+    if manifest.verdict is not None and manifest.verdict.word == "unsupported":
+        unsupported = manifest.verdict.reason  # the engine's own words are in no raw number
+    parts = _parts(analyse(run, plan, experiment, bare, unsupported=unsupported))
+    return {
+        **parts,
+        "equal": _bytes(parts) == _bytes(_recorded(manifest)),
+        "changed_files": store.changed_files(run, manifest.files),
+    }
+
+
+def _bytes(parts: dict[str, Any]) -> bytes:
+    return json.dumps(parts, ensure_ascii=False, sort_keys=True).encode()
 
 
 def _parts(found: Analysis) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""From a run's raw files to its measures, guards, effect and verdict. Pure but for reading.
+"""From a run's raw data to its measures, guards, effect and verdict.
 
-The same function serves the end of a run and a later look at its folder, so both give the same.
+`conclude` is pure: everything it needs comes in as values. `analyse` reads a run's folder and
+hands it over, at the end of a run and at any later time, so both give the same.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ from typing import Any
 
 from kit.errors import BadFile
 from kit.experiment import Experiment
-from kit.guard import GuardResult, check_replicate, foreign_share
+from kit.guard import GuardResult, check_replicate, check_same_prompts, foreign_share
 from kit.manifest import Replicate
 from kit.measure import Raw, Reading, load_raw
 from kit.notice import Notice, notice
 from kit.plan import Plan
 from kit.verdict import (
     Effect,
+    Pair,
     Verdict,
     check_acted,
     effect_of,
     find_confounders,
+    find_pairs,
     flatten,
     judge,
-    pair_logs,
+    may_stop,
 )
+
+Requests = Mapping[str, Sequence[Mapping[str, Any]]]
+"""The lines that were to be sent, by phase."""
+Telemetry = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The host samples taken beside the measured window, by replicate."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the raw files say; `replicates` now carry their readings."""
+    """What the raw data say; `replicates` now carry their readings."""
 
     replicates: tuple[Replicate, ...]
     guards: tuple[GuardResult, ...]
@@ -51,20 +59,50 @@ def analyse(
     *,
     unsupported: str | None = None,
 ) -> Analysis:
-    """Compute everything from the raw files of the complete replicates."""
-    whole = [r for r in replicates if r.status == "complete"]
+    """Compute everything from the raw files of the complete replicates.
+
+    Raises `BadFile` naming the first file that is missing or cannot be read.
+    """
+    raws, telemetry = load_raws(run, plan, replicates)
+    requests = {p.name: _json_lines(run / "workload" / f"{p.name}.jsonl") for p in plan.phases}
+    return conclude(plan, experiment, replicates, raws, requests, telemetry, unsupported)
+
+
+def load_raws(
+    run: Path, plan: Plan, replicates: Sequence[Replicate]
+) -> tuple[dict[int, Raw], dict[int, list[dict[str, Any]]]]:
+    """Read raw data and telemetry of the complete replicates, by replicate."""
     phases = [p.name for p in plan.phases]
+    whole = [r for r in replicates if r.status == "complete"]
     raws = {r.replicate: load_raw(run, r.folder, phases) for r in whole}
-    requests = {p: _json_lines(run / "workload" / f"{p}.jsonl") for p in phases}
+    telemetry = {r.replicate: _json_lines(run / r.folder / "telemetry.jsonl") for r in whole}
+    return raws, telemetry
+
+
+def conclude(
+    plan: Plan,
+    experiment: Experiment,
+    replicates: Sequence[Replicate],
+    raws: Mapping[int, Raw],
+    requests: Requests,
+    telemetry: Telemetry,
+    unsupported: str | None = None,
+) -> Analysis:
+    """Compute everything from raw data; no input or output.
+
+    `raws` and `telemetry` hold the complete replicates, by replicate; a replicate that is not in
+    `raws` has no readings, and its pair does not count.
+    """
     read = tuple(_with_readings(r, raws, experiment) for r in replicates)
-    guards = tuple(_guards(run, plan, raws, requests, read))
-    confounders = tuple(find_confounders(_resolved(whole, raws), plan.consequences))
-    readings = _readings(read)
-    primary = _readings_of(readings, plan.hypothesis.measure)
-    logs, missing = pair_logs(primary, plan.pairs)
-    effect = effect_of(plan.hypothesis, logs)
+    whole = [r for r in read if r.replicate in raws]
+    guards = tuple(_guards(plan, whole, raws, requests, telemetry))
+    confounders = tuple(_confounders(plan, whole, raws))
+    pairs, missing = primary_pairs(plan, read)
+    effect = effect_of(plan.hypothesis, pairs)
     not_acted = tuple(
-        check_acted(plan.acted, {(r.role, m, r.replicate): v for r, m, v in readings})
+        check_acted(
+            plan.acted, {(r.role, x.name, r.replicate): x for r in whole for x in r.readings}
+        )
     )
     verdict = judge(
         plan.hypothesis,
@@ -73,10 +111,50 @@ def analyse(
         guards=guards,
         confounders=confounders,
         not_acted=not_acted,
-        pairs_planned=plan.pairs,
+        pairs_planned=_pairs_due(plan, read),
+        stopping=plan.stopping,
     )
-    notices = tuple(_notices(run, plan, raws, read, missing))
+    notices = tuple(_notices(plan, read, raws, telemetry, missing))
     return Analysis(read, guards, confounders, not_acted, effect, verdict, notices)
+
+
+def has_answer(
+    plan: Plan,
+    experiment: Experiment,
+    replicates: Sequence[Replicate],
+    raws: Mapping[int, Raw],
+) -> bool:
+    """Tell whether a run with a stopping rule may end after the replicates so far.
+
+    False in the middle of a pair, between looks and without a rule; a pair without a value can
+    be made up for by no further pair, so then it is True.
+    """
+    if plan.stopping is None or len(replicates) % 2:
+        return False
+    read = [_with_readings(r, raws, experiment) for r in replicates]
+    pairs, missing = primary_pairs(plan, read)
+    return bool(missing) or may_stop(plan.hypothesis, pairs, plan.stopping)
+
+
+def primary_pairs(plan: Plan, replicates: Sequence[Replicate]) -> tuple[list[Pair], list[str]]:
+    """Return the complete pairs of the primary measure, and why others are incomplete."""
+    primary: dict[tuple[int, str], Reading] = {
+        (r.pair, r.role): reading
+        for r in replicates
+        if (reading := _reading(r, plan.hypothesis.measure)) is not None
+    }
+    return find_pairs(primary, _pairs_due(plan, replicates), plan.hypothesis.kind)
+
+
+def _pairs_due(plan: Plan, replicates: Sequence[Replicate]) -> int:
+    """Return how many pairs there must be: those planned, or those begun under a stopping rule."""
+    if plan.stopping is None:
+        return plan.pairs
+    return 1 + max((r.pair for r in replicates), default=-1)
+
+
+def _reading(replicate: Replicate, measure: str) -> Reading | None:
+    return next((x for x in replicate.readings if x.name == measure), None)
 
 
 def _with_readings(r: Replicate, raws: Mapping[int, Raw], experiment: Experiment) -> Replicate:
@@ -86,51 +164,44 @@ def _with_readings(r: Replicate, raws: Mapping[int, Raw], experiment: Experiment
     return r.model_copy(update={"readings": tuple(m.read(raw) for m in experiment.all_measures)})
 
 
-def _readings(replicates: Sequence[Replicate]) -> list[tuple[Replicate, str, Reading]]:
-    return [(r, reading.name, reading) for r in replicates for reading in r.readings]
-
-
-def _readings_of(
-    readings: Sequence[tuple[Replicate, str, Reading]], measure: str
-) -> dict[tuple[int, str], Reading]:
-    return {(r.pair, r.role): reading for r, name, reading in readings if name == measure}
-
-
 def _guards(
-    run: Path,
     plan: Plan,
-    raws: Mapping[int, Raw],
-    requests: Mapping[str, list[dict[str, Any]]],
     replicates: Sequence[Replicate],
+    raws: Mapping[int, Raw],
+    requests: Requests,
+    telemetry: Telemetry,
 ) -> list[GuardResult]:
     found = []
     for r in replicates:
-        if r.replicate not in raws:
-            continue
-        primary = next((x for x in r.readings if x.name == plan.hypothesis.measure), None)
-        telemetry = f"{r.folder}/telemetry.jsonl"
+        primary = _reading(r, plan.hypothesis.measure)
         for result in check_replicate(
             raws[r.replicate],
             replicate=r.replicate,
             requests=requests,
             primary_s=primary.value if primary and primary.unit == "s" else None,
-            telemetry=_json_lines(run / telemetry),
+            telemetry=telemetry.get(r.replicate, ()),
             limits=plan.limits,
         ):
-            source = telemetry if result.source == "telemetry.jsonl" else result.source
-            found.append(result.model_copy(update={"source": source}))
-    return found
+            if result.source == "telemetry.jsonl":
+                result = result.model_copy(update={"source": f"{r.folder}/telemetry.jsonl"})
+            found.append(result)
+    ran = {r.replicate: raws[r.replicate] for r in replicates}
+    return [*found, *check_same_prompts(ran, plan.limits)]
 
 
-def _resolved(
-    replicates: Sequence[Replicate], raws: Mapping[int, Raw]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return each arm's resolved configuration and environment, as the engines told it."""
-    found: dict[str, list[dict[str, Any]]] = {"baseline": [], "candidate": []}
+def _confounders(plan: Plan, replicates: Sequence[Replicate], raws: Mapping[int, Raw]) -> list[str]:
+    """Compare what the engines resolved and what was seen around them."""
+    resolved: dict[str, list[dict[str, Any]]] = {"baseline": [], "candidate": []}
+    unknown = []
+    around = _surroundings(replicates)
     for r in replicates:
-        info = flatten(dict(raws[r.replicate].server_info))
-        found[r.role].append(comparable(info))
-    return found
+        info = raws[r.replicate].server_info
+        if not info:
+            unknown.append(f"the resolved configuration of replicate {r.replicate} is unknown")
+        resolved[r.role].append({**comparable(flatten(info)), **around[r.replicate]})
+    return unknown + find_confounders(
+        resolved, (*plan.consequences, *_own_differences(plan, replicates))
+    )
 
 
 NEVER_EQUAL = ("instance_id", "engine_id", "data_parallel_master_port", "_port", "run_id")
@@ -145,16 +216,53 @@ def comparable(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+SEEN_ELSEWHERE = ("vllm_config", "vllm_env")  # facts that /server_info tells path by path
+
+
+def _surroundings(replicates: Sequence[Replicate]) -> dict[int, dict[str, Any]]:
+    """Return each replicate's facts that must agree, flat; what one of them lacks is left out."""
+    each = {
+        r.replicate: {
+            f"facts.{f.service}.{f.group}.{f.name}": f.value
+            for f in r.facts
+            if f.match == "must" and f.value is not None and f.name not in SEEN_ELSEWHERE
+        }
+        for r in replicates
+    }
+    known = set.intersection(*map(set, each.values())) if each else set()
+    return {
+        number: flatten_all({path: value for path, value in facts.items() if path in known})
+        for number, facts in each.items()
+    }
+
+
+def flatten_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten each value below its own path."""
+    return {p: leaf for path, value in values.items() for p, leaf in flatten(value, path).items()}
+
+
+def _own_differences(plan: Plan, replicates: Sequence[Replicate]) -> list[str]:
+    """Return the paths in which the arms must differ because the plan itself says so."""
+    baseline, candidate = plan.arms
+    names = {*baseline.env, *candidate.env}
+    changed = sorted(n for n in names if baseline.env.get(n) != candidate.env.get(n))
+    services = sorted({str(f.service) for r in replicates for f in r.facts})
+    found = [f"vllm_env.{name}" for name in changed]
+    found += [f"facts.{s}.vllm.environment.{name}" for s in services for name in changed]
+    if baseline.image != candidate.image:
+        inside = ("packages", "vllm", "container.layer_diff_ids", "container.layers_as_locked")
+        found += [f"facts.{s}.{path}" for s in services for path in inside]
+    return found
+
+
 def _notices(
-    run: Path,
     plan: Plan,
-    raws: Mapping[int, Raw],
     replicates: Sequence[Replicate],
+    raws: Mapping[int, Raw],
+    telemetry: Telemetry,
     missing: Sequence[str],
 ) -> list[Notice]:
-    found = []
-    for reason in missing:
-        found.append(notice("pair_incomplete", reason))
+    found = [notice("pair_incomplete", reason) for reason in missing]
     if any(w.load.get("stamps") != "kernel" for raw in raws.values() for w in raw.windows.values()):
         found.append(notice("user_stamps", ""))
     nulls = sorted({x.name for r in replicates for x in r.readings if x.value is None})
@@ -162,12 +270,9 @@ def _notices(
         found.append(notice("null_measures", ", ".join(nulls)))
     if plan.against_itself:
         found.append(notice("against_itself", ""))
-    shares = [
-        share
-        for r in replicates
-        if r.replicate in raws
-        and (share := foreign_share(_json_lines(run / r.folder / "telemetry.jsonl"))) is not None
-    ]
+    if plan.stopping is not None and (ran := _pairs_due(plan, replicates)) < plan.pairs:
+        found.append(notice("stopped_early", str(ran)))
+    shares = [share for each in telemetry.values() if (share := foreign_share(each)) is not None]
     if shares and max(shares) > plan.limits.foreign_cpu_share / 2:
         found.append(notice("busy_machine", f"{max(shares):.1%}"))
     return found

@@ -6,9 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from kit.measure import Raw, Window, start_s
+from kit.measure import Raw, Window, quantile, start_s
 from kit.value import Value
 
 
@@ -52,8 +50,10 @@ def check_replicate(
     found: list[GuardResult] = []
     for phase, window in raw.windows.items():
         found += _requests(window, requests[phase], replicate, limits)
+        found += _clock(window, replicate, limits)
     found += _lag(raw.measured, replicate, primary_s, limits)
-    found += _clock(raw.measured, replicate, limits)
+    found += _fresh(raw, replicate)
+    found += _resets(raw, replicate)
     found += _foreign(telemetry, replicate, limits)
     found += _throttle(telemetry, replicate, limits)
     return found
@@ -62,7 +62,7 @@ def check_replicate(
 def _requests(
     window: Window, asked: Sequence[Mapping[str, Any]], replicate: int, limits: Limits
 ) -> Iterator[GuardResult]:
-    where = f"replicate {replicate}, {window.folder.rsplit('/', 1)[-1]}"
+    where = _where(window, replicate)
     failed = [s for s in window.samples if s.get("error") or s.get("status") != 200]
     yield GuardResult(
         name="failed_requests",
@@ -86,7 +86,9 @@ def _requests(
         text=f"{lost_count} samples are missing, doubled or unknown ({where})",
         source=window.samples_file,
     )
-    worst = max((_token_gap(s, asked) for s in window.samples if not s.get("error")), default=0.0)
+    bodies = {str(r["id"]): r["body"] for r in asked}
+    answered = [s for s in window.samples if not s.get("error")]
+    worst = max((_token_gap(s, bodies.get(str(s.get("id")), {})) for s in answered), default=0.0)
     yield GuardResult(
         name="token_counts",
         replicate=replicate,
@@ -102,29 +104,63 @@ def _why(sample: Mapping[str, Any]) -> str:
     return str(sample.get("error") or f"status {sample.get('status')}")
 
 
-def _token_gap(sample: Mapping[str, Any], asked: Sequence[Mapping[str, Any]]) -> float:
-    """Return |served - asked| / asked for a request that fixed its length, else 0."""
-    body: Mapping[str, Any] = next(
-        (r["body"] for r in asked if r["id"] == sample.get("id")), {}
-    )
-    if not body.get("ignore_eos"):
-        return 0.0
+def _where(window: Window, replicate: int) -> str:
+    return f"replicate {replicate}, {window.folder.rsplit('/', 1)[-1]}"
+
+
+def _token_gap(sample: Mapping[str, Any], body: Mapping[str, Any]) -> float:
+    """Return |served - asked| / asked: of the output where its length was fixed, and of the input
+    where the prompt was given as token ids; the larger of the two.
+    """
+    gap = 0.0
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+        gap = _share_off(sample.get("prompt_tokens"), len(prompt))
     wanted = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-    served = sample.get("completion_tokens")
-    if served is None:
-        return 1.0
-    return abs(served - wanted) / wanted if wanted else 0.0
+    if body.get("ignore_eos") and wanted:
+        gap = max(gap, _share_off(sample.get("completion_tokens"), wanted))
+    return gap
+
+
+def _share_off(served: float | None, asked: float) -> float:
+    return 1.0 if served is None else abs(served - asked) / asked
+
+
+def check_same_prompts(raws: Mapping[int, Raw], limits: Limits) -> Iterator[GuardResult]:
+    """Check that a request had as many input tokens in every replicate as in the first one.
+
+    `raws` by replicate. Arms that were asked different things answer different questions.
+    """
+    first: dict[tuple[str, str], float | None] = {}
+    for replicate, raw in raws.items():
+        worst, source = 0.0, raw.measured.samples_file
+        for phase, window in raw.windows.items():
+            for sample in window.samples:
+                served = sample.get("prompt_tokens")
+                wanted = first.setdefault((phase, str(sample.get("id"))), served)
+                if wanted and not sample.get("error") and _share_off(served, wanted) > worst:
+                    worst, source = _share_off(served, wanted), window.samples_file
+        yield GuardResult(
+            name="same_prompts",
+            replicate=replicate,
+            ok=worst <= limits.token_count_share,
+            seen=worst,
+            limit=limits.token_count_share,
+            text=f"input tokens of one request differ by {worst:.1%} from those of the first "
+            f"replicate (replicate {replicate})",
+            source=source,
+        )
 
 
 def _lag(
     window: Window, replicate: int, primary_s: float | None, limits: Limits
 ) -> Iterator[GuardResult]:
-    lags = [
+    lags = sorted(
         s["sent_s"] - s["intended_s"]
         for s in window.samples
         if s.get("sent_s") is not None and s.get("intended_s") is not None
-    ]
-    p99 = float(np.quantile(lags, 0.99)) if lags else 0.0
+    )
+    p99 = quantile(lags, 0.99) if lags else 0.0
     limit = max(limits.send_lag_floor_s, limits.send_lag_share * (primary_s or 0.0))
     yield GuardResult(
         name="send_lag",
@@ -139,22 +175,82 @@ def _lag(
 
 
 def _clock(window: Window, replicate: int, limits: Limits) -> Iterator[GuardResult]:
+    told = "clock_step_s" in window.load
     step = abs(float(window.load.get("clock_step_s") or 0.0))
-    backwards = [
-        s.get("id")
-        for s in window.samples
-        if any(b < a for a, b in itertools.pairwise(s["chunk_s"]))
-        or (s["chunk_s"] and (start_s(s) or 0.0) > s["chunk_s"][0])
-    ]
+    backwards = sum(_runs_backwards(s) for s in window.samples)
     yield GuardResult(
         name="clock",
         replicate=replicate,
-        ok=step <= limits.clock_step_s and not backwards,
-        seen=step,
+        ok=told and step <= limits.clock_step_s and not backwards,
+        seen=step if told else None,
         limit=limits.clock_step_s,
-        text=f"the clock stepped by {step * 1e3:.1f} ms, {len(backwards)} answers run backwards "
-        f"(replicate {replicate})",
+        text=f"the clock stepped by {step * 1e3:.1f} ms, {backwards} answers run backwards "
+        f"({_where(window, replicate)})"
+        if told
+        else f"nobody watched the clock ({_where(window, replicate)})",
         source=f"{window.folder}/load.json",
+    )
+
+
+def _runs_backwards(sample: Mapping[str, Any]) -> bool:
+    times = [
+        t for t in (start_s(sample), *sample["chunk_s"], sample.get("done_s")) if t is not None
+    ]
+    return any(b < a for a, b in itertools.pairwise(times))
+
+
+BEFORE_FIRST = (
+    "vllm:request_success_total",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:prefix_cache_hits_total",
+)
+
+
+def _fresh(raw: Raw, replicate: int) -> Iterator[GuardResult]:
+    """Check that the server had served nothing before its first request, and cached none of it."""
+    window = next(iter(raw.windows.values()))
+    served = [window.scrapes[0].total(name) for name in BEFORE_FIRST] if window.scrapes else []
+    first = min(window.samples, key=lambda s: s.get("sent_s") or 0.0, default={})
+    before, cached = sum(v or 0.0 for v in served), float(first.get("cached_tokens") or 0.0)
+    yield GuardResult(
+        name="fresh_server",
+        replicate=replicate,
+        ok=not before and not cached,
+        seen=before + cached,
+        limit=0,
+        text=f"the server was not fresh: its counters stood at {before:g} before the first "
+        f"request, of which {cached:g} tokens were cached (replicate {replicate})",
+        source=window.metrics_file if before or not cached else window.samples_file,
+    )
+
+
+def _resets(raw: Raw, replicate: int) -> Iterator[GuardResult]:
+    """Check that no counter fell and no series was made anew, from the first scrape to the last.
+
+    A counter that restarts and then passes its old value shows only in its time of creation.
+    """
+    fell: dict[str, str] = {}
+    last: dict[Any, float] = {}
+    for window in raw.windows.values():
+        for scrape in window.scrapes:
+            for (name, labels), value in scrape.values.items():
+                anew = name.endswith(("_created", "process_start_time_seconds"))
+                if not anew and not name.endswith(("_total", "_count", "_bucket")):
+                    continue
+                before = last.get((name, labels), value)
+                if value < before or (anew and value != before):
+                    fell.setdefault(name, window.metrics_file)
+                last[name, labels] = value
+    yield GuardResult(
+        name="counters",
+        replicate=replicate,
+        ok=not fell,
+        seen=len(fell),
+        limit=0,
+        text=f"{len(fell)} counters were reset: {', '.join(sorted(fell)[:3])} "
+        f"(replicate {replicate})",
+        source=next(iter(fell.values()), raw.measured.metrics_file),
     )
 
 

@@ -10,12 +10,11 @@ import gzip
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from kit.errors import BadFile
@@ -136,11 +135,15 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
     number = 0
     try:
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):  # noqa: B007
-            yield json.loads(line)
+            yield json.loads(line, parse_constant=_refuse)
     except FileNotFoundError:
         raise BadFile(f"{path.name} in {path.parent} is not there") from None
     except ValueError as error:
         raise BadFile(f"{path.name} in {path.parent}, line {number}: {error}") from None
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number")
 
 
 def _scrapes(path: Path) -> Iterator[Scrape]:
@@ -200,6 +203,15 @@ def max_itl_s(sample: Sample) -> float | None:
 
 # -- measures ----------------------------------------------------------------------------------
 
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Return the q-quantile of sorted values, interpolated linearly (Hyndman and Fan's type 7)."""
+    place = (len(ordered) - 1) * q
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
+
+
 Of = Callable[[Sample], float | None]
 Where = Callable[[Sample], bool]
 
@@ -211,17 +223,20 @@ def _every(_: Sample) -> bool:
 def quantile_of(
     of: Of, q: float, *, phase: str = "measure", where: Where = _every
 ) -> Callable[[Raw], Reading]:
-    """Measure the q-quantile of a per-request value; null when fewer than 5 lie beyond it."""
+    """Measure the q-quantile of a per-request value; null when fewer than 5 lie beyond it.
+
+    Between two values it is interpolated linearly.
+    """
 
     def compute(raw: Raw) -> Reading:
         window = raw.windows[phase]
         chosen = [s for s in window.samples if where(s) and not s.get("error")]
-        values = [v for v in map(of, chosen) if v is not None]
-        beyond = round(len(values) * (1 - q), 9)
+        values = sorted(v for v in map(of, chosen) if v is not None)
+        beyond = round(len(values) * min(q, 1 - q), 9)
         if beyond < 5:
             reason = f"{len(values)} values leave {beyond:g} beyond the {q:g} quantile, 5 needed"
             return _none(reason, len(values), window.samples_file)
-        return _one(float(np.quantile(values, q)), len(values), window.samples_file)
+        return _one(quantile(values, q), len(values), window.samples_file)
 
     return compute
 
@@ -249,8 +264,12 @@ def output_throughput(*, phase: str = "measure") -> Callable[[Raw], Reading]:
         sent = [s["sent_s"] for s in done if s.get("sent_s") is not None]
         if not sent:
             return _none("no request was answered", 0, window.samples_file)
+        if any(s.get("completion_tokens") is None or s.get("done_s") is None for s in done):
+            return _none("an answer has no token count or end", len(done), window.samples_file)
         span = max(s["done_s"] for s in done) - min(sent)
-        tokens = sum(s.get("completion_tokens") or 0 for s in done)
+        if span <= 0:
+            return _none("the answers took no time", len(done), window.samples_file)
+        tokens = sum(s["completion_tokens"] for s in done)
         return _one(tokens / span, len(done), window.samples_file)
 
     return compute
@@ -301,20 +320,22 @@ def extreme_of(key: str, pick: Callable[[list[float]], float]) -> Callable[[Raw]
     return compute
 
 
+def _length(name: str, what: str, key: str, pick: Callable[[list[float]], float]) -> Measure:
+    return Measure(name, "tokens", what, extreme_of(key, pick))
+
+
 SERVED = (
-    Measure("input_tokens_min", "tokens", "input length, shortest", extreme_of("prompt_tokens", min)),
-    Measure("input_tokens_max", "tokens", "input length, longest", extreme_of("prompt_tokens", max)),
-    Measure(
-        "output_tokens_min", "tokens", "output length, shortest", extreme_of("completion_tokens", min)
-    ),
-    Measure(
-        "output_tokens_max", "tokens", "output length, longest", extreme_of("completion_tokens", max)
-    ),
+    _length("input_tokens_min", "input length, shortest", "prompt_tokens", min),
+    _length("input_tokens_max", "input length, longest", "prompt_tokens", max),
+    _length("output_tokens_min", "output length, shortest", "completion_tokens", min),
+    _length("output_tokens_max", "output length, longest", "completion_tokens", max),
 )
 """What every experiment reports: the lengths that the server counted."""
 
 
 def _one(value: float, n: int, *sources: str) -> Reading:
+    if not math.isfinite(value):
+        return _none(f"the result is no number: {value}", n, *sources)
     return Reading(name="", unit="", value=value, n=n, sources=sources)
 
 

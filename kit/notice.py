@@ -47,6 +47,11 @@ _SET: dict[str, tuple[str, str]] = {
         "--replicates.",
         "只有 {seen} 对重复：至少六对才能下结论；去掉 --quick 或增大 --replicates。",
     ),
+    "stopped_early": (
+        "The run ended after {seen} pairs by the rule in its plan: the verdict allows for the "
+        "looks, the interval does not.",
+        "按计划中登记的规则，在 {seen} 对后停止：判定已计入多次查看，区间未计入。",
+    ),
     "image_declared": (
         "Image {seen} was not built from a lock here: its identity is declared, not verified.",
         "镜像 {seen} 不是由锁文件构建：其身份仅为声明，未经验证。",

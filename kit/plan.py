@@ -25,6 +25,7 @@ from kit.experiment import (
     Text,
 )
 from kit.guard import Limits
+from kit.sequential import Stopping
 from kit.value import Value
 
 Role = Literal["baseline", "candidate"]
@@ -96,7 +97,10 @@ class Resources(Value):
 
 
 class Plan(Value):
-    """The whole plan. `sha256` covers every field."""
+    """The whole plan. `sha256` covers every field.
+
+    With `stopping` a run may end at one of its looks; `slots` are then the most it may need.
+    """
 
     schema_version: Literal["1.0"] = "1.0"
     experiment: str
@@ -119,6 +123,7 @@ class Plan(Value):
     arms: tuple[PlannedArm, PlannedArm]
     phases: tuple[PlannedPhase, ...]
     slots: tuple[Slot, ...]
+    stopping: Stopping | None = None
     seed: int
     resources: Resources
 
@@ -206,8 +211,12 @@ def make_plan(
     seed: int,
     resources: Resources | None = None,
     engine: Literal["vllm", "stub"] = "vllm",
+    stopping: Stopping | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
-    """Resolve an experiment into a plan and the load files it names (phase -> bytes)."""
+    """Resolve an experiment into a plan and the load files it names (phase -> bytes).
+
+    With `stopping`, `pairs` is not used: the rule says how many pairs a run may need.
+    """
 
     def arm(role: Role, chosen: Arm) -> PlannedArm:
         flags = {**model_flags, **platform_flags, **experiment.settings, **chosen.flags}
@@ -246,7 +255,8 @@ def make_plan(
             arm("candidate", experiment.variable.candidate),
         ),
         phases=tuple(_plan_phase(phase, files[phase.name]) for phase in phases),
-        slots=make_slots(pairs, seed),
+        slots=make_slots(pairs if stopping is None else stopping.pairs, seed),
+        stopping=stopping,
         seed=seed,
         resources=resources or Resources(),
     )

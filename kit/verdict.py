@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -16,26 +17,31 @@ from scipy import stats
 from kit.experiment import Condition, Hypothesis
 from kit.guard import GuardResult
 from kit.measure import Reading
+from kit.sequential import Stopping, signed_sums, stops_at
 from kit.value import Value
 
 ALPHA = 0.025  # one-sided
 MIN_PAIRS = 6  # 2**-5 would exceed ALPHA: five pairs can never decide
-EXACT_PAIRS = 16  # 65,536 sign patterns; beyond, the t test differs by less than 0.001
+EXACT_PAIRS = 32  # two halves of 65,536 sign patterns; beyond, a t test
 
 Word = Literal["unsupported", "invalid", "confounded", "inconclusive", "supported", "not supported"]
+Pair = tuple[float, float]
+"""The primary measure of a pair's two replicates: baseline, candidate."""
 
 
 class Effect(Value):
     """The primary measure's effect: candidate over baseline, pair by pair.
 
-    `ratio` is the geometric mean of the pairs' ratios; `low` and `high` its 95 % t interval
-    (null under 2 pairs). `p_beyond` is the chance of such data if the effect only equals the
-    margin, `p_within` if it exceeds the margin, `p_reversed` if it is not beyond the margin the
-    other way.
+    `values` are the pairs' readings (baseline, candidate), `pairs` their ratios (null over 0).
+    `ratio` is the geometric mean of the ratios; `low` and `high` its 95 % t interval (null under
+    2 pairs, and all three null when a count is 0). `p_beyond` is the chance of such data if the
+    effect only equals the margin, `p_within` if it exceeds the margin, `p_reversed` if it is not
+    beyond the margin the other way; all null for counts, which are compared exactly.
     """
 
     measure: str
-    pairs: tuple[float, ...]
+    values: tuple[Pair, ...] = ()
+    pairs: tuple[float | None, ...] = ()
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
@@ -53,17 +59,24 @@ class Verdict(Value):
 
 
 def sign_flip_p(values: Sequence[float] | np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Return the one-sided p for a mean above 0: exact sign flips, a t test beyond 16 values.
+    """Return the one-sided p for a mean above 0: exact sign flips, a t test beyond 32 values.
 
     Under the null each value is as likely to be its own negative; p is the share of the sign
-    patterns whose mean is at least the observed one.
+    patterns whose sum is at least the observed one. The patterns of two halves are combined by
+    searching, so that all 2**n are counted without being listed.
+    Raises `ValueError` for no values or one that is not finite.
     """
     x = np.asarray(values, dtype=float)
+    if not len(x) or not np.isfinite(x).all():
+        raise ValueError(f"sign_flip_p needs finite values, not {values!r}")
     if len(x) > EXACT_PAIRS:
         return float(stats.ttest_1samp(x, 0.0, alternative="greater").pvalue)
-    patterns = np.arange(2 ** len(x))[:, None] >> np.arange(len(x)) & 1
-    means = (np.abs(x) * (1 - 2 * patterns)).mean(axis=1)
-    return float(np.mean(means >= x.mean() - 1e-12))
+    absolute = np.abs(x)
+    some = signed_sums(absolute[: len(x) // 2])
+    others = np.sort(signed_sums(absolute[len(x) // 2 :]))
+    least = float(x.sum()) - 1e-12 * float(absolute.sum())
+    below = np.searchsorted(others, least - some, side="left")
+    return float((len(others) - below).sum() / 2 ** len(x))
 
 
 def margin_log(hypothesis: Hypothesis) -> float:
@@ -73,29 +86,35 @@ def margin_log(hypothesis: Hypothesis) -> float:
     return math.log1p(hypothesis.margin)
 
 
-def effect_of(hypothesis: Hypothesis, pairs: Sequence[float]) -> Effect:
-    """Compute the effect from the pairs' log ratios (candidate over baseline)."""
-    name = hypothesis.measure
-    if not pairs:
-        return Effect(measure=name, pairs=())
-    logs = np.asarray(pairs, dtype=float)
+def gains_of(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> list[float]:
+    """Return each pair's log ratio in the direction of the hypothesis; values must be above 0."""
+    sign = -1.0 if hypothesis.direction == "decrease" else 1.0
+    return [sign * math.log(b / a) for a, b in pairs]
+
+
+def effect_of(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> Effect:
+    """Compute the effect from the complete pairs."""
+    effect = Effect(
+        measure=hypothesis.measure,
+        values=tuple(pairs),
+        pairs=tuple(b / a if a else None for a, b in pairs),
+    )
+    if not pairs or any(a <= 0 or b <= 0 for a, b in pairs):
+        return effect
+    logs = np.log([b / a for a, b in pairs])
     mean = float(logs.mean())
-    low = high = None
+    found: dict[str, float] = {"ratio": math.exp(mean)}
     if len(logs) > 1:
         half = float(stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
-        low, high = math.exp(mean - half), math.exp(mean + half)
-    gain = -logs if hypothesis.direction == "decrease" else logs
-    margin = margin_log(hypothesis)
-    return Effect(
-        measure=name,
-        pairs=tuple(math.exp(v) for v in logs),
-        ratio=math.exp(mean),
-        low=low,
-        high=high,
-        p_beyond=sign_flip_p(gain - margin),
-        p_within=sign_flip_p(margin - gain),
-        p_reversed=sign_flip_p(-gain - margin),
-    )
+        found |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
+    if hypothesis.kind == "ratio":
+        gain, margin = np.asarray(gains_of(hypothesis, pairs)), margin_log(hypothesis)
+        found |= {
+            "p_beyond": sign_flip_p(gain - margin),
+            "p_within": sign_flip_p(margin - gain),
+            "p_reversed": sign_flip_p(-gain - margin),
+        }
+    return effect.model_copy(update=found)
 
 
 def judge(
@@ -108,8 +127,13 @@ def judge(
     not_acted: Sequence[str],
     pairs_planned: int,
     quality: Sequence[str] = (),
+    stopping: Stopping | None = None,
 ) -> Verdict:
-    """Return the verdict. Every argument is a finding; the first that forbids one decides."""
+    """Return the verdict. Every argument is a finding; the first that forbids one decides.
+
+    With `stopping` the run may have ended at any of its looks; `pairs_planned` is then the
+    number of pairs that were run.
+    """
     if unsupported:
         return Verdict(word="unsupported", reason=unsupported)
     broken = [g for g in guards if not g.ok]
@@ -125,8 +149,8 @@ def judge(
         return Verdict(
             word="inconclusive", reason=f"the variable was not seen to act: {not_acted[0]}"
         )
-    found = len(effect.pairs)
-    if hypothesis.kind == "ratio" and found < MIN_PAIRS:
+    found = len(effect.values)
+    if found < MIN_PAIRS:
         return Verdict(
             word="inconclusive",
             reason=f"too few replicates: {found} pairs, at least {MIN_PAIRS} needed",
@@ -135,16 +159,21 @@ def judge(
         return Verdict(
             word="inconclusive", reason=f"only {found} of {pairs_planned} pairs have a value"
         )
-    return _decide(hypothesis, effect, quality)
+    return _decide(hypothesis, effect, quality, stopping)
 
 
-def _decide(hypothesis: Hypothesis, effect: Effect, quality: Sequence[str]) -> Verdict:
+def _decide(
+    hypothesis: Hypothesis, effect: Effect, quality: Sequence[str], stopping: Stopping | None
+) -> Verdict:
     if hypothesis.kind == "exact":
-        beyond, within, is_reversed = _exact(hypothesis, effect)
+        beyond, within, is_reversed = _exact(hypothesis, effect.values)
+    elif stopping is not None:
+        beyond, within, is_reversed = _sequential(hypothesis, effect.values, stopping)
     else:
-        beyond = (effect.p_beyond or 0.0) <= ALPHA
-        within = (effect.p_within or 0.0) <= ALPHA
-        is_reversed = (effect.p_reversed or 0.0) <= ALPHA
+        beyond, within, is_reversed = (
+            p is not None and p <= ALPHA
+            for p in (effect.p_beyond, effect.p_within, effect.p_reversed)
+        )
     claim = f"a {hypothesis.direction} of {hypothesis.measure} by more than {hypothesis.margin:.0%}"
     if beyond and quality:
         return Verdict(word="not supported", reason=f"quality: {quality[0]}")
@@ -159,36 +188,82 @@ def _decide(hypothesis: Hypothesis, effect: Effect, quality: Sequence[str]) -> V
     return Verdict(word="inconclusive", reason=f"the data neither show nor rule out {claim}")
 
 
-def _exact(hypothesis: Hypothesis, effect: Effect) -> tuple[bool, bool, bool]:
-    """Compare counts exactly: every pair beyond the margin, or every pair within it."""
-    sign = -1.0 if hypothesis.direction == "decrease" else 1.0
-    gains = [sign * math.log(r) for r in effect.pairs]
-    margin = margin_log(hypothesis)
-    return (
-        all(g > margin for g in gains),
-        all(g <= margin for g in gains),
-        all(g < -margin for g in gains),
-    )
+def _exact(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> tuple[bool, bool, bool]:
+    """Compare counts exactly: every pair beyond the margin, within it, beyond it the other way.
 
-
-def pair_logs(
-    readings: Mapping[tuple[int, str], Reading], pairs: int
-) -> tuple[list[float], list[str]]:
-    """Return the log ratios of the complete pairs, and why the others are incomplete.
-
-    `readings` holds the primary measure by (pair, "baseline" or "candidate").
+    In fractions, since 100 * (1 - 0.1) is not 90 in floating point. By chance alone all pairs
+    would agree with probability 2**-n, which six pairs make smaller than ALPHA.
     """
-    logs, missing = [], []
+    margin = Fraction(str(hypothesis.margin))
+    factor = 1 - margin if hypothesis.direction == "decrease" else 1 + margin
+    opposite = 1 + margin if hypothesis.direction == "decrease" else 1 - margin
+
+    def is_past(pair: Pair, limit: Fraction) -> bool:
+        before, after = Fraction(pair[0]) * limit, Fraction(pair[1])
+        return after < before if limit < 1 else after > before
+
+    past = [is_past(pair, factor) for pair in pairs]
+    return all(past), not any(past), all(is_past(pair, opposite) for pair in pairs)
+
+
+def _sequential(
+    hypothesis: Hypothesis, pairs: Sequence[Pair], stopping: Stopping
+) -> tuple[bool, bool, bool]:
+    """Decide by the registered looks; nothing is decided when the run ended between two."""
+    if len(pairs) not in stopping.looks:
+        return False, False, False
+    margin = margin_log(hypothesis)
+    gains = gains_of(hypothesis, pairs)
+    beyond = stops_at(stopping, [g - margin for g in gains]) is not None
+    within = stops_at(stopping, [margin - g for g in gains]) is not None
+    is_reversed = stops_at(stopping, [-g - margin for g in gains]) is not None
+    return beyond and not within, within and not beyond, is_reversed
+
+
+def may_stop(hypothesis: Hypothesis, pairs: Sequence[Pair], stopping: Stopping) -> bool:
+    """Tell whether a run with `--replicates auto` has its answer after these pairs.
+
+    True at a look at which the rule decides, and after the last look. `pairs` are all complete
+    pairs so far, in the order in which they ran.
+    """
+    if len(pairs) >= stopping.pairs:
+        return True
+    beyond, within, _ = _sequential(hypothesis, pairs, stopping)
+    return beyond or within
+
+
+def find_pairs(
+    readings: Mapping[tuple[int, str], Reading],
+    pairs: int,
+    kind: Literal["ratio", "exact"] = "ratio",
+) -> tuple[list[Pair], list[str]]:
+    """Return the complete pairs in order, and why the others are incomplete.
+
+    `readings` holds the primary measure by (pair, "baseline" or "candidate"). A ratio needs
+    values above 0; counts may be 0.
+    """
+    found, missing = [], []
     for pair in range(pairs):
         a, b = readings.get((pair, "baseline")), readings.get((pair, "candidate"))
         if a is None or b is None:
             missing.append(f"pair {pair}: a replicate is missing")
-        elif not a.value or not b.value or a.value < 0 or b.value < 0:
-            reasons = [r.reason or f"value {r.value}" for r in (a, b) if not r.value or r.value < 0]
+            continue
+        reasons = [reason for r in (a, b) if (reason := _unusable(r, kind))]
+        if reasons or a.value is None or b.value is None:
             missing.append(f"pair {pair}: {reasons[0]}")
         else:
-            logs.append(math.log(b.value / a.value))
-    return logs, missing
+            found.append((a.value, b.value))
+    return found, missing
+
+
+def _unusable(reading: Reading, kind: Literal["ratio", "exact"]) -> str | None:
+    value = reading.value
+    if value is None:
+        return reading.reason or "no value"
+    least_is_zero = kind == "exact"
+    if not math.isfinite(value) or value < 0 or (value == 0 and not least_is_zero):
+        return f"value {value:g}"
+    return None
 
 
 def check_acted(
@@ -196,17 +271,22 @@ def check_acted(
 ) -> list[str]:
     """Return what contradicts "the variable acted", over all replicates; empty when it did.
 
-    `readings` is keyed by (arm role, measure, replicate).
+    `readings` is keyed by (arm role, measure, replicate). A condition whose measure was never
+    read is contradicted too.
     """
     broken = []
     for condition in conditions:
+        read = False
         for (role, measure, replicate), reading in readings.items():
             if role != condition.arm or measure != condition.measure:
                 continue
+            read = True
             if reading.value is None:
                 broken.append(f"{condition} is unknown in replicate {replicate}: {reading.reason}")
             elif not condition.holds(reading.value):
                 broken.append(f"{condition} fails in replicate {replicate}: {reading.value:g}")
+        if not read:
+            broken.append(f"{condition} was never read")
     return broken
 
 
