@@ -16,7 +16,8 @@ QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+END_OF_TEXT = "<|endoftext|>"
+QWEN_SPECIAL = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
     " + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -50,8 +51,8 @@ def write_shape(vocabulary: Path, config: Path, out: Path) -> None:
     )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=converter.converted(),
-        eos_token="<|endoftext|>",
-        pad_token="<|endoftext|>",
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
         model_max_length=32768,
         clean_up_tokenization_spaces=False,
     )

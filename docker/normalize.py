@@ -27,9 +27,10 @@ def drop_host_traces(venv: Path, packages: Path) -> None:
                 gone.add(f"{info.name}/{name}")
         record = info / "RECORD"
         if gone and record.exists():
-            rows = [r for r in csv.reader(io.StringIO(record.read_text())) if r and r[0] not in gone]
+            rows = csv.reader(io.StringIO(record.read_text()))
+            kept = sorted(row for row in rows if row and row[0] not in gone)
             text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(sorted(rows))
+            csv.writer(text, lineterminator="\n").writerows(kept)
             record.write_text(text.getvalue())
     for name in (".lock", ".gitignore", "CACHEDIR.TAG"):
         (venv / name).unlink(missing_ok=True)

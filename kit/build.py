@@ -1,4 +1,4 @@
-"""Builds an image from its lock alone, without network, and checks that the locked bits came out."""
+"""Builds an image from its lock alone, without network, and checks what came out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Literal
 from kit import console, debian, engine, process, wheels
 from kit.errors import BuildFailed, DiskFull, IdentityMismatch, ImageMissing
 from kit.image import Identity, ImageRecord, engine_image_id, read_identity
-from kit.lock import (
+from kit.lock_file import (
     InsideFacts,
     Lock,
     LockedIdentity,
@@ -279,7 +279,7 @@ def check_identity(record: ImageRecord, found: Identity, locked: LockedIdentity 
     if locked is None or found.digest == locked.digest:
         return
     raise IdentityMismatch(
-        f"{record.tag} was built, but it is not the locked image: {explain_identity(found, locked)}",
+        f"{record.tag} was built but is not the locked image: {explain_identity(found, locked)}",
         hint=f"`nox -s verify_image -- {record.id}` names the files that differ",
         detail="\n".join(recipe_changes(locked) + tool_changes(locked)),
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from kit import process
 from kit.engine_setup import AptSource, read_sources
 from kit.errors import BuildFailed, DiskFull, GoneUpstream, HashMismatch, IndexUnreachable
-from kit.lock import DebPackage
+from kit.lock_file import DebPackage
 from kit.paths import cache_dir
 
 Say = Callable[[str], None]

@@ -128,7 +128,7 @@ def connect(*, timeout_s: float = 60.0) -> docker.DockerClient:
     if _major(number) < MINIMUM_ENGINE:
         client.close()
         raise EngineTooOld(
-            f"Docker Engine {number or 'of unknown version'} is too old, {MINIMUM_ENGINE} is needed",
+            f"Docker Engine {number or '(unknown)'} is too old, {MINIMUM_ENGINE} is needed",
             hint=SETUP_HINT,
         )
     return client

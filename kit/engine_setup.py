@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,7 +127,7 @@ def _apt(*args: str, say: Say, what: str) -> None:
 
 
 def _install_base_tools(say: Say) -> None:
-    """Install what builds the image's base, where this user may; `kit.base` reports it otherwise."""
+    """Install what builds the base, where this user may; else `kit.debian` says what lacks."""
     missing = [tool for tool in _BASE_TOOLS if not _installed(tool)]
     if not missing or _family() is None or os.geteuid() != 0:
         return
@@ -245,22 +244,23 @@ def _start(say: Say) -> None:
         done = process.run(["systemctl", "enable", "--now", "docker"], timeout_s=120)
         if not done.ok:
             raise EngineSetupFailed(
-                "systemd could not start docker", hint="see `journalctl -u docker`", detail=done.tail
+                "systemd could not start docker",
+                hint="see `journalctl -u docker`",
+                detail=done.tail,
             )
         _wait_until_it_answers(None, None)
         return
+    _wait_until_it_answers(*_start_detached())
+
+
+def _start_detached() -> tuple[int, Path]:
+    """Start the daemon so that it outlives the caller; return its process id and its log."""
     log = Path("/var/log/dockerd.log")
-    with log.open("ab") as sink:
-        child = subprocess.Popen(
-            ["dockerd"],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd="/",
-            env=_daemon_env(),
-        )
-    _wait_until_it_answers(child, log)
+    script = 'echo $$; exec dockerd >>"$0" 2>&1 </dev/null'
+    done = process.run(["setsid", "--fork", "sh", "-c", script, log], env=_daemon_env(), cwd=_ROOT)
+    if not done.ok or not done.stdout.strip().isdigit():
+        raise EngineSetupFailed("the daemon could not be started", detail=done.tail)
+    return int(done.stdout), log
 
 
 def _daemon_env() -> dict[str, str]:
@@ -271,10 +271,10 @@ def _daemon_env() -> dict[str, str]:
     return env | {"PATH": path, "HOME": "/root", "LC_ALL": "C.UTF-8"}
 
 
-def _wait_until_it_answers(child: subprocess.Popen[bytes] | None, log: Path | None) -> None:
+def _wait_until_it_answers(pid: int | None, log: Path | None) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while (problem := _problem()) is not None:
-        ended = child is not None and child.poll() is not None
+        ended = pid is not None and not Path(f"/proc/{pid}").exists()
         if ended or time.monotonic() > deadline:
             tail = _text(log).splitlines()[-20:] if log is not None else []
             raise EngineSetupFailed(

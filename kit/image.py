@@ -232,12 +232,17 @@ def read_blobs(chunks: Iterable[bytes]) -> tuple[dict[str, LayerBlob], dict[str,
                 small[member.name] = content
                 blobs[member.name] = hash_layer(iter([content]))
             else:
-                blobs[member.name] = hash_layer(iter(lambda src=body: src.read(1 << 20), b""))
+                blobs[member.name] = hash_layer(_chunks_of(body))
     for name, target in links.items():
         found = blobs.get(target) or blobs.get(str(Path(target)))
         if found is not None:
             blobs[name] = found
     return blobs, small
+
+
+def _chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
+    while chunk := stream.read(1 << 20):
+        yield chunk
 
 
 def hash_layer(chunks: Iterator[bytes]) -> LayerBlob:
@@ -260,7 +265,7 @@ def hash_layer(chunks: Iterator[bytes]) -> LayerBlob:
 
 
 class ChunkReader:
-    """Lets `tarfile` read an iterator of chunks as a file, without holding more than it asks for."""
+    """Lets `tarfile` read an iterator of chunks as a file, holding no more than it asks for."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

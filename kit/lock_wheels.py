@@ -25,14 +25,15 @@ from kit.errors import (
     VariantMissing,
 )
 from kit.image import ImageRecord, find_image
-from kit.lock import Origin, Wheel, read_lock
+from kit.lock_file import Origin, Wheel, read_lock
 from kit.paths import ROOT
 
 # What kit/inside imports, and what a model's conversion needs, beside vLLM's own requirements.
 INSIDE = ("httptools", "httpx", "nvidia-ml-py", "uvloop")
 CONVERSION = ("accelerate", "gguf")
 _NO_NETWORK = re.compile(
-    r"Failed to fetch|Could not connect|error sending request|dns error|Connection refused|timed out"
+    r"Failed to fetch|Could not connect|error sending request|dns error|Connection refused"
+    r"|timed out"
 )
 
 

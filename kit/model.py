@@ -20,7 +20,7 @@ from kit import engine, hub, wheels
 from kit.build import BuiltImage
 from kit.debian import file_sha256
 from kit.errors import BadFile, BuildFailed, ModelDamaged, NotLocked, UnknownName
-from kit.lock import Wheel
+from kit.lock_file import Wheel
 from kit.paths import DOCKER, LOCKS, cache_dir
 from kit.value import Value, load_yaml, parse_value, read_text
 
@@ -28,6 +28,7 @@ Say = Callable[[str], None]
 DEFAULT = "smollm2-135m-instruct"
 MODELS_FILE = DOCKER / "models.yaml"
 CONVERTER = DOCKER / "convert_model.py"
+_OUT = "/tmp/out"  # noqa: S108 - inside a container of its own
 Flag = str | int | float | bool
 
 
@@ -257,7 +258,7 @@ def _convert(record: ModelRecord, image: BuiltImage, source: Path, out: Path) ->
         "create", "--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges",
         "--pids-limit=512", f"--label=kit.model={record.id}", "--user", image.record.user,
         "--env=HOME=/tmp/home", "--entrypoint", image.record.interpreter, image.image_id,
-        *words, "/tmp/out",
+        *words, _OUT,
     )  # fmt: skip
     container = created.stdout.strip()
     if not created.ok:
@@ -266,7 +267,7 @@ def _convert(record: ModelRecord, image: BuiltImage, source: Path, out: Path) ->
         for args in (
             ("cp", "-q", str(source), f"{container}:/in"),
             ("start", "--attach", container),
-            ("cp", "-q", f"{container}:/tmp/out", str(out)),
+            ("cp", "-q", f"{container}:{_OUT}", str(out)),
         ):
             done = engine.cli(*args, timeout_s=1200)
             if not done.ok:

@@ -87,12 +87,13 @@ def _absent(client: httpx.Client, commit: str, cuda: str) -> GoneUpstream | Vari
 
 def _pick(reply: httpx.Response, cuda: str, commit: str) -> dict[str, Any]:
     try:
-        items = reply.json()
+        items: Any = reply.json()
     except ValueError:
         raise BadFile("the wheel index's listing is not JSON", hint="is it a mirror?") from None
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadFile("the wheel index's listing is no list of wheels", hint="is it a mirror?")
-    for item in items:
+    found: list[dict[str, Any]] = items
+    for item in found:
         fits = "x86_64" in str(item.get("platform_tag")) and item.get("package_name") == "vllm"
         if fits and _variant_of(item) in (cuda, None) and item.get("filename"):
             return item

@@ -36,7 +36,7 @@ from kit.errors import (
     ToolMissing,
 )
 from kit.image import ImageRecord
-from kit.lock import Wheel
+from kit.lock_file import Wheel
 from kit.paths import DOCKER, ROOT, cache_dir
 
 Say = Callable[[str], None]
@@ -88,12 +88,11 @@ def pip_settings() -> dict[str, list[str]]:
     return found
 
 
-def fetch_wheels(
-    wheels: Sequence[Wheel], say: Say, *, record: ImageRecord | None = None
-) -> None:
+def fetch_wheels(wheels: Sequence[Wheel], say: Say, *, record: ImageRecord | None = None) -> None:
     """Bring every locked wheel into the cache, hash checked; no network when all are there.
 
-    `record` says where a wheel comes from that is on no package index. Raises `IndexUnreachable`, `GoneUpstream`, `HashMismatch` or `DiskFull`.
+    `record` says where a wheel comes from that is on no package index. Raises
+    `IndexUnreachable`, `GoneUpstream`, `HashMismatch` or `DiskFull`.
     """
     missing = [wheel for wheel in wheels if not wheel_path(wheel).is_file()]
     for wheel in [w for w in missing if w.origin == "made"]:
