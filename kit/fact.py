@@ -124,6 +124,8 @@ class Place(Protocol):
     @property
     def client(self) -> docker.DockerClient | None: ...
     @property
+    def endpoint_kind(self) -> str | None: ...
+    @property
     def container(self) -> Container | None: ...
     @property
     def service(self) -> str | None: ...
@@ -191,6 +193,7 @@ class ContainerPlace:
     image: Mapping[str, Any] | None = None
     server_info: Mapping[str, Any] | None = None
     python_path: str = "/kit"
+    endpoint_kind: None = None
     _answers: _Answers = field(default_factory=dict, repr=False, compare=False)
 
     def inside(self, module: str, *args: str) -> Any:

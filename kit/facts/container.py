@@ -7,6 +7,7 @@ statvfs). Paths of the host, names and addresses are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from kit.fact import Fact, Match, Place, as_mapping, from_fields, observe
@@ -23,6 +24,11 @@ _MATCH: dict[str, Match] = {
     "root_read_only": "must",
     "engine_sockets": "must",
     "has_default_route": "must",
+}
+_LABELS = {
+    "lock_sha256": "kit.lock.sha256",
+    "image_revision": "org.opencontainers.image.revision",
+    "image_version": "org.opencontainers.image.version",
 }
 _PRIVATE = ("boot_id", "command_line")  # compared here and in `vllm`, never written down
 
@@ -42,7 +48,8 @@ def collect(place: Place) -> list[Fact]:
         service=place.service,
     )
     inside = from_fields(GROUP, shown, _MATCH, service=place.service)
-    return [*_identity(place, as_mapping(container.attrs)), *inside, same]
+    attrs = as_mapping(container.attrs)
+    return [*_identity(place, attrs), *_declared(place, attrs), *inside, same]
 
 
 def _same_kernel(inside: Field) -> bool:
@@ -73,29 +80,26 @@ def _identity(place: Place, attrs: Mapping[str, Any]) -> list[Fact]:
             "must",
         ),
     )
-    facts = [
+    return [
         observe(GROUP, name, how, read, match=match, service=place.service)
         for name, how, read, match in rows
     ]
-    labels = _labels(attrs)
-    for name, label in (
-        ("lock_sha256", "kit.lock.sha256"),
-        ("image_revision", "org.opencontainers.image.revision"),
-        ("image_version", "org.opencontainers.image.version"),
-    ):
-        how = f"image label {label}"
-        facts.append(
-            observe(
-                GROUP,
-                name,
-                how,
-                lambda label=label: _label(labels, label),  # type: ignore[misc]
-                match="reported",
-                service=place.service,
-                state="declared",
-            )
+
+
+def _declared(place: Place, attrs: Mapping[str, Any]) -> list[Fact]:
+    """Return what the image's labels say about themselves."""
+    labels: Mapping[str, str] = attrs["Config"].get("Labels") or {}
+    return [
+        observe(
+            GROUP,
+            name,
+            f"image label {label}",
+            partial(_label, labels, label),
+            service=place.service,
+            state="declared",
         )
-    return facts
+        for name, label in _LABELS.items()
+    ]
 
 
 def _inspect(place: Place, image_id: str) -> Mapping[str, Any]:
@@ -124,10 +128,6 @@ def _as_locked(place: Place, image: Mapping[str, Any]) -> bool:
     if place.image is None or not place.image.get("diff_ids"):
         raise Absent("no locked identity was given to compare with")
     return _layers(image) == list(place.image["diff_ids"])
-
-
-def _labels(attrs: Mapping[str, Any]) -> Mapping[str, str]:
-    return attrs["Config"].get("Labels") or {}
 
 
 def _label(labels: Mapping[str, str], name: str) -> str:

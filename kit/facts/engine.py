@@ -70,10 +70,9 @@ _FROM_INFO: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any], Match], ..
 
 
 def _endpoint_kind(place: Place) -> str:
-    kind = getattr(place, "endpoint_kind", None)
-    if kind is None:
+    if place.endpoint_kind is None:
         raise Absent("the caller did not say how it reached the engine")
-    return str(kind)
+    return place.endpoint_kind
 
 
 def collect(place: Place) -> list[Fact]:

@@ -1,7 +1,7 @@
 """vLLM in one container: version, commit, resolved configuration, arguments, environment.
 
 The resolved configuration is the server's own answer to /server_info, handed in by the caller.
-Values that differ at every start (instance and engine ids) are left out; secrets are masked.
+Values that differ at every start (ids, a buffer's name) are left out; secrets are masked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _MATCH: dict[str, Match] = {
     "torch_cuda": "must",
     "torch_commit": "must",
 }
-_VOLATILE = frozenset({"instance_id", "engine_id"})
+_VOLATILE = frozenset({"instance_id", "engine_id", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"})
+"""Keys that every start draws anew; seen to differ between two equal servers of 0.32.0."""
+
 _REVISION = "org.opencontainers.image.revision"
 
 
@@ -133,7 +135,7 @@ def _environment(attrs: Mapping[str, Any], running: Field, service: str | None) 
 
 
 def without_volatile(value: Any) -> Any:
-    """Drop ids that every start draws anew, at any depth."""
+    """Drop keys that every start draws anew, at any depth."""
     if isinstance(value, Mapping):
         return {k: without_volatile(each) for k, each in value.items() if k not in _VOLATILE}
     return [without_volatile(each) for each in value] if isinstance(value, list) else value

@@ -73,7 +73,11 @@ def test_nested_configuration_is_masked_by_key_at_any_depth() -> None:
 
 
 def test_ids_drawn_at_every_start_are_left_out() -> None:
-    value = {"instance_id": "a", "kv": [{"engine_id": "b", "rank": 0}]}
+    value = {
+        "instance_id": "a",
+        "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME": "vllm_mm_x",
+        "kv": [{"engine_id": "b", "rank": 0}],
+    }
     assert without_volatile(value) == {"kv": [{"rank": 0}]}
 
 
