@@ -6,7 +6,7 @@ Values that differ at every start (ids, a buffer's name) are left out; secrets a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kit.fact import Fact, Match, Place, as_mapping, from_fields, observe
@@ -141,15 +141,24 @@ def without_volatile(value: Any) -> Any:
     return [without_volatile(each) for each in value] if isinstance(value, list) else value
 
 
-def _resolved(place: Place, name: str) -> Any:
-    def read() -> Any:
+def shown_config(server_info: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return one part of /server_info (`vllm_config`, `vllm_env`) fit to be written down.
+
+    The part `system_env` is never kept: it repeats other facts and holds the raw environment.
+    Raises `KeyError` or `ValueError` for an answer of another shape.
+    """
+    part: dict[str, Any] = without_volatile(as_mapping(server_info[name]))
+    if name != "vllm_env":
+        return {**mask_value(part)}
+    # Names are the environment's: judged by the rule for variables.
+    words = {key: each for key, each in part.items() if isinstance(each, str)}
+    return {**part, **masked_environment(words)}
+
+
+def _resolved(place: Place, name: str) -> Callable[[], dict[str, Any]]:
+    def read() -> dict[str, Any]:
         if place.server_info is None:
             raise Absent("no answer of /server_info was handed in")
-        part = as_mapping(place.server_info[name])
-        if name == "vllm_env":
-            # Names are the environment's: judged by the rule for variables.
-            words = {key: each for key, each in part.items() if isinstance(each, str)}
-            return {**without_volatile(part), **masked_environment(words)}
-        return mask_value(without_volatile(part))
+        return shown_config(place.server_info, name)
 
     return read
