@@ -204,7 +204,14 @@ def _confounders(plan: Plan, replicates: Sequence[Replicate], raws: Mapping[int,
     )
 
 
-NEVER_EQUAL = ("instance_id", "engine_id", "data_parallel_master_port", "_port", "run_id")
+NEVER_EQUAL = (
+    "instance_id",
+    "engine_id",
+    "data_parallel_master_port",
+    "_port",
+    "run_id",
+    "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME",  # drawn at random by each server
+)
 
 
 def comparable(info: Mapping[str, Any]) -> dict[str, Any]:

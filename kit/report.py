@@ -156,7 +156,7 @@ def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[d
                 if x.name == name
             ]
             unit = found[0].unit if found else unit
-            sides[role] = _summary(found, notes, words["null"][language])
+            sides[role] = _summary(found, notes, words["no_value"][language])
         rows.append({"name": name, "what": what.get(name, name), "unit": unit, **sides})
     return rows
 

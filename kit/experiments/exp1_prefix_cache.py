@@ -30,7 +30,7 @@ from kit.measure import (
 SYSTEM = "You are a helpful assistant. " * 170  # about 1,000 tokens
 OUTPUT_TOKENS = 16
 LANES = 4
-REQUESTS = 40
+REQUESTS = 24
 
 
 def _request(
