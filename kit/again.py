@@ -52,6 +52,7 @@ def _parts(found: Analysis) -> dict[str, Any]:
         "guards": [g.model_dump(mode="json") for g in found.guards],
         "confounders": list(found.confounders),
         "not_acted": list(found.not_acted),
+        "comparisons": [c.model_dump(mode="json") for c in found.comparisons],
         "effect": found.effect.model_dump(mode="json"),
         "verdict": found.verdict.model_dump(mode="json"),
     }
@@ -63,6 +64,7 @@ def _recorded(manifest: Manifest) -> dict[str, Any]:
         "guards": [g.model_dump(mode="json") for g in manifest.guards],
         "confounders": list(manifest.confounders),
         "not_acted": list(manifest.not_acted),
+        "comparisons": [c.model_dump(mode="json") for c in manifest.comparisons],
         "effect": manifest.effect.model_dump(mode="json") if manifest.effect else None,
         "verdict": manifest.verdict.model_dump(mode="json") if manifest.verdict else None,
     }

@@ -19,6 +19,7 @@ from kit.manifest import Replicate
 from kit.measure import Raw, Reading, load_raw
 from kit.notice import Notice, notice
 from kit.plan import Plan
+from kit.quality import Compared, check_quality, compare_pairs
 from kit.verdict import (
     Effect,
     Pair,
@@ -46,6 +47,7 @@ class Analysis:
     guards: tuple[GuardResult, ...]
     confounders: tuple[str, ...]
     not_acted: tuple[str, ...]
+    comparisons: tuple[Compared, ...]
     effect: Effect
     verdict: Verdict
     notices: tuple[Notice, ...]
@@ -104,6 +106,7 @@ def conclude(
             plan.acted, {(r.role, x.name, r.replicate): x for r in whole for x in r.readings}
         )
     )
+    compared = compare_pairs(experiment.comparisons, _raw_pairs(whole, raws))
     verdict = judge(
         plan.hypothesis,
         effect=effect,
@@ -112,10 +115,23 @@ def conclude(
         confounders=confounders,
         not_acted=not_acted,
         pairs_planned=_pairs_due(plan, read),
+        quality=check_quality(plan.quality, compared),
         stopping=plan.stopping,
     )
     notices = tuple(_notices(plan, read, raws, telemetry, missing))
-    return Analysis(read, guards, confounders, not_acted, effect, verdict, notices)
+    return Analysis(read, guards, confounders, not_acted, compared, effect, verdict, notices)
+
+
+def _raw_pairs(
+    replicates: Sequence[Replicate], raws: Mapping[int, Raw]
+) -> dict[int, tuple[Raw, Raw]]:
+    """Return the raw data of every complete pair: baseline, candidate."""
+    by_role = {(r.pair, r.role): raws[r.replicate] for r in replicates}
+    return {
+        pair: (raw, by_role[pair, "candidate"])
+        for (pair, role), raw in by_role.items()
+        if role == "baseline" and (pair, "candidate") in by_role
+    }
 
 
 def has_answer(

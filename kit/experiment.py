@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kit.errors import UnknownName
-from kit.measure import SERVED, Measure
+from kit.measure import SERVED, Comparison, Measure
 from kit.value import Value
 
 FOLDER = Path(__file__).resolve().parent / "experiments"
@@ -77,33 +78,64 @@ class Hypothesis(Value):
     kind: Literal["ratio", "exact"] = "ratio"
 
 
+Op = Literal[">=", ">", "<=", "<", "=="]
+
+
+def holds(reading: float, op: Op, value: float) -> bool:
+    """Tell whether `reading op value` is true."""
+    return {
+        ">=": reading >= value,
+        ">": reading > value,
+        "<=": reading <= value,
+        "<": reading < value,
+        "==": reading == value,
+    }[op]
+
+
 class Condition(Value):
     """One thing that every replicate of an arm must show, or the variable did not act."""
 
     measure: str
     arm: Literal["baseline", "candidate"]
-    op: Literal[">=", ">", "<=", "<", "=="]
+    op: Op
     value: float
 
     def holds(self, reading: float) -> bool:
-        return {
-            ">=": reading >= self.value,
-            ">": reading > self.value,
-            "<=": reading <= self.value,
-            "<": reading < self.value,
-            "==": reading == self.value,
-        }[self.op]
+        return holds(reading, self.op, self.value)
 
     def __str__(self) -> str:
         return f"{self.measure} of {self.arm} {self.op} {self.value:g}"
 
 
+class QualityLimit(Value):
+    """What the answers of every pair must be worth for an effect to count as a gain."""
+
+    comparison: str
+    op: Op
+    value: float
+
+    def holds(self, reading: float) -> bool:
+        return holds(reading, self.op, self.value)
+
+    def __str__(self) -> str:
+        return f"{self.comparison} {self.op} {self.value:g}"
+
+
 class Needs(Value):
-    """What a platform, build and model must offer for the question to make sense."""
+    """What a platform, build and model must offer for the question to make sense.
+
+    `model_files` are files that the model's folder must hold, such as a draft model's.
+    """
 
     platforms: tuple[str, ...] = ("cpu", "cuda")
     real_weights: bool = False
     devices: int = 1
+    model_files: tuple[str, ...] = ()
+
+    def missing_files(self, files: Iterable[str]) -> list[str]:
+        """Return the needed files that a model with these files does not have."""
+        present = set(files)
+        return [name for name in self.model_files if name not in present]
 
 
 @dataclass(frozen=True)
@@ -122,15 +154,21 @@ class Phase:
 
 @dataclass(frozen=True)
 class Scale:
-    """What a workload may depend on: the served model's name and the plan's seed."""
+    """What a workload may depend on: the served model's name, the plan's seed, the platform."""
 
     model: str
     seed: int
+    platform: str = "cpu"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The whole of one experiment; see the module's docstring."""
+    """The whole of one experiment; see the module's docstring.
+
+    `comparisons` are numbers between the arms of a pair; `quality` are limits on them.
+    `refusals` are regular expressions of the engine's own words in a server log which mean that
+    this platform or build cannot do it at all.
+    """
 
     title: Text
     goal: Text
@@ -144,6 +182,9 @@ class Experiment:
     topology: str = "single"
     needs: Needs = field(default_factory=Needs)
     variants: Mapping[str, Callable[[Experiment], Experiment]] = field(default_factory=dict)
+    comparisons: tuple[Comparison, ...] = ()
+    quality: tuple[QualityLimit, ...] = ()
+    refusals: tuple[str, ...] = ()
 
     @property
     def all_measures(self) -> tuple[Measure, ...]:
@@ -164,6 +205,19 @@ def against_itself(experiment: Experiment) -> Experiment:
         }
     )
     return replace(experiment, variable=variable.model_copy(update={"candidate": twin}), acted=())
+
+
+def find_refusal(log: str, patterns: Sequence[str]) -> str | None:
+    """Return the engine's own line by which it refused, or None.
+
+    The last matching line counts, from the match on: what is before it is a time and a process.
+    """
+    for line in reversed(log.splitlines()):
+        for pattern in patterns:
+            found = re.search(pattern, line)
+            if found:
+                return line[found.start() :].strip()
+    return None
 
 
 def experiment_names() -> list[str]:

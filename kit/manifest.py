@@ -17,6 +17,7 @@ from kit.guard import GuardResult
 from kit.measure import Reading
 from kit.notice import Notice
 from kit.plan import Plan, Role
+from kit.quality import Compared
 from kit.value import Value, load_json, parse_value
 from kit.verdict import Effect, Verdict
 
@@ -106,6 +107,7 @@ class Manifest(Value):
     guards: tuple[GuardResult, ...]
     confounders: tuple[str, ...]
     not_acted: tuple[str, ...]
+    comparisons: tuple[Compared, ...] = ()
     effect: Effect | None
     verdict: Verdict | None
     notices: tuple[Notice, ...]

@@ -103,6 +103,21 @@ class Measure:
         return self.compute(raw).model_copy(update={"name": self.name, "unit": self.unit})
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A named number computed from the two replicates of a pair, baseline first."""
+
+    name: str
+    unit: str
+    what: str
+    compute: Callable[[Raw, Raw], Reading]
+
+    def read(self, baseline: Raw, candidate: Raw) -> Reading:
+        """Compute the reading and give it this comparison's name and unit."""
+        reading = self.compute(baseline, candidate)
+        return reading.model_copy(update={"name": self.name, "unit": self.unit})
+
+
 # -- raw files ---------------------------------------------------------------------------------
 
 
@@ -235,8 +250,28 @@ def quantile_of(
         beyond = round(len(values) * min(q, 1 - q), 9)
         if beyond < 5:
             reason = f"{len(values)} values leave {beyond:g} beyond the {q:g} quantile, 5 needed"
-            return _none(reason, len(values), window.samples_file)
-        return _one(quantile(values, q), len(values), window.samples_file)
+            return null_reading(reason, len(values), window.samples_file)
+        return reading_of(quantile(values, q), len(values), window.samples_file)
+
+    return compute
+
+
+def pooled_gap_quantile(
+    q: float, *, phase: str = "measure", where: Where = _every
+) -> Callable[[Raw], Reading]:
+    """Measure the q-quantile of all gaps between content chunks, of all answers together.
+
+    It hides stalls that are rarer than 1 - q, however long they are.
+    """
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        chosen = [s for s in window.samples if where(s) and not s.get("error")]
+        gaps = sorted(b - a for s in chosen for a, b in itertools.pairwise(s.get("chunk_s") or []))
+        if len(gaps) * (1 - q) < 5:
+            reason = f"{len(gaps)} gaps leave fewer than 5 beyond the {q:g} quantile"
+            return null_reading(reason, len(gaps), window.samples_file)
+        return reading_of(quantile(gaps, q), len(gaps), window.samples_file)
 
     return compute
 
@@ -249,8 +284,19 @@ def mean_of(of: Of, *, phase: str = "measure", where: Where = _every) -> Callabl
         chosen = [s for s in window.samples if where(s) and not s.get("error")]
         values = [v for v in map(of, chosen) if v is not None]
         if not values:
-            return _none("no request has this value", 0, window.samples_file)
-        return _one(math.fsum(values) / len(values), len(values), window.samples_file)
+            return null_reading("no request has this value", 0, window.samples_file)
+        return reading_of(math.fsum(values) / len(values), len(values), window.samples_file)
+
+    return compute
+
+
+def request_count(*, phase: str = "measure") -> Callable[[Raw], Reading]:
+    """Measure how many requests were answered without an error."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        done = sum(not s.get("error") for s in window.samples)
+        return reading_of(done, len(window.samples), window.samples_file)
 
     return compute
 
@@ -263,14 +309,16 @@ def output_throughput(*, phase: str = "measure") -> Callable[[Raw], Reading]:
         done = [s for s in window.samples if not s.get("error")]
         sent = [s["sent_s"] for s in done if s.get("sent_s") is not None]
         if not sent:
-            return _none("no request was answered", 0, window.samples_file)
+            return null_reading("no request was answered", 0, window.samples_file)
         if any(s.get("completion_tokens") is None or s.get("done_s") is None for s in done):
-            return _none("an answer has no token count or end", len(done), window.samples_file)
+            return null_reading(
+                "an answer has no token count or end", len(done), window.samples_file
+            )
         span = max(s["done_s"] for s in done) - min(sent)
         if span <= 0:
-            return _none("the answers took no time", len(done), window.samples_file)
+            return null_reading("the answers took no time", len(done), window.samples_file)
         tokens = sum(s["completion_tokens"] for s in done)
-        return _one(tokens / span, len(done), window.samples_file)
+        return reading_of(tokens / span, len(done), window.samples_file)
 
     return compute
 
@@ -282,10 +330,12 @@ def counter_delta(name: str, *, phase: str = "measure", **labels: str) -> Callab
         window = raw.windows[phase]
         seen = [v for v in (s.total(name, **labels) for s in window.scrapes) if v is not None]
         if len(seen) < 2:
-            return _none(f"{name} was not in two scrapes", len(seen), window.metrics_file)
+            return null_reading(f"{name} was not in two scrapes", len(seen), window.metrics_file)
         if any(b < a for a, b in itertools.pairwise(seen)):
-            return _none(f"{name} went backwards: it was reset", len(seen), window.metrics_file)
-        return _one(seen[-1] - seen[0], len(seen), window.metrics_file)
+            return null_reading(
+                f"{name} went backwards: it was reset", len(seen), window.metrics_file
+            )
+        return reading_of(seen[-1] - seen[0], len(seen), window.metrics_file)
 
     return compute
 
@@ -299,10 +349,10 @@ def ratio_of(
         a, b = top(raw), bottom(raw)
         sources = tuple(dict.fromkeys(a.sources + b.sources))
         if a.value is None or b.value is None:
-            return _none(a.reason or b.reason or "a part is missing", 0, *sources)
+            return null_reading(a.reason or b.reason or "a part is missing", 0, *sources)
         if b.value == 0:
-            return _none("the divisor is zero", b.n, *sources)
-        return _one(a.value / b.value, b.n, *sources)
+            return null_reading("the divisor is zero", b.n, *sources)
+        return reading_of(a.value / b.value, b.n, *sources)
 
     return compute
 
@@ -314,8 +364,8 @@ def extreme_of(key: str, pick: Callable[[list[float]], float]) -> Callable[[Raw]
         window = raw.measured
         values = [float(s[key]) for s in window.samples if s.get(key) is not None]
         if not values:
-            return _none(f"no sample has {key}", 0, window.samples_file)
-        return _one(pick(values), len(values), window.samples_file)
+            return null_reading(f"no sample has {key}", 0, window.samples_file)
+        return reading_of(pick(values), len(values), window.samples_file)
 
     return compute
 
@@ -333,11 +383,13 @@ SERVED = (
 """What every experiment reports: the lengths that the server counted."""
 
 
-def _one(value: float, n: int, *sources: str) -> Reading:
+def reading_of(value: float, n: int, *sources: str) -> Reading:
+    """Return an unnamed reading of a value computed from `n` raw values; null if not finite."""
     if not math.isfinite(value):
-        return _none(f"the result is no number: {value}", n, *sources)
+        return null_reading(f"the result is no number: {value}", n, *sources)
     return Reading(name="", unit="", value=value, n=n, sources=sources)
 
 
-def _none(reason: str, n: int, *sources: str) -> Reading:
+def null_reading(reason: str, n: int, *sources: str) -> Reading:
+    """Return an unnamed reading without a value, and why there is none."""
     return Reading(name="", unit="", value=None, n=n, reason=reason, sources=sources)

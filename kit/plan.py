@@ -21,6 +21,7 @@ from kit.experiment import (
     Flag,
     Hypothesis,
     Phase,
+    QualityLimit,
     Scale,
     Text,
 )
@@ -113,6 +114,7 @@ class Plan(Value):
     consequences: tuple[str, ...]
     hypothesis: Hypothesis
     acted: tuple[Condition, ...]
+    quality: tuple[QualityLimit, ...] = ()
     measures: tuple[str, ...]
     limits: Limits
     engine: Literal["vllm", "stub"] = "vllm"
@@ -230,7 +232,7 @@ def make_plan(
             env={**platform_env, **experiment.env, **chosen.env},
         )
 
-    phases = experiment.workload(Scale(model=model.id, seed=seed))
+    phases = experiment.workload(Scale(model=model.id, seed=seed, platform=platform))
     files = {phase.name: request_lines(phase) for phase in phases}
     plan = Plan(
         experiment=name,
@@ -243,6 +245,7 @@ def make_plan(
         consequences=experiment.variable.consequences,
         hypothesis=experiment.hypothesis,
         acted=experiment.acted,
+        quality=experiment.quality,
         measures=tuple(m.name for m in experiment.all_measures),
         limits=Limits(),
         engine=engine,

@@ -99,6 +99,7 @@ def render(manifest: Manifest, language: str) -> str:
         "margin": notes.number(f"{manifest.plan.hypothesis.margin:.0%}", ["plan.json"]),
         "rows": _rows(manifest, notes, language, words),
         "effect": _effect(manifest, notes),
+        "comparisons": _comparisons(manifest, notes, words["null"][language]),
         "replicates": _replicates(manifest, notes, language),
         "broken": [g for g in manifest.guards if not g.ok],
         "environment": _environment(manifest, notes, language, words),
@@ -158,6 +159,23 @@ def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[d
             unit = found[0].unit if found else unit
             sides[role] = _summary(found, notes, words["no_value"][language])
         rows.append({"name": name, "what": what.get(name, name), "unit": unit, **sides})
+    return rows
+
+
+def _comparisons(manifest: Manifest, notes: Notes, null: str) -> list[dict[str, str]]:
+    """Return a row for each comparison between the arms, over all pairs, with its limit."""
+    limits = {q.comparison: f"{q.op} {q.value:g}" for q in manifest.plan.quality}
+    rows = []
+    for name in dict.fromkeys(r.name for c in manifest.comparisons for r in c.readings):
+        found = [r for c in manifest.comparisons for r in c.readings if r.name == name]
+        limit = limits.get(name)
+        rows.append(
+            {
+                "name": name,
+                "value": _summary(found, notes, null),
+                "limit": str(notes.number(limit, ["plan.json"])) if limit else "—",
+            }
+        )
     return rows
 
 

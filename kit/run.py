@@ -380,6 +380,7 @@ def _conclude(record: Record, experiment: Experiment, prepared: Prepared) -> Non
         guards=found.guards,
         confounders=found.confounders,
         not_acted=found.not_acted,
+        comparisons=found.comparisons,
         effect=found.effect,
         verdict=found.verdict,
         notices=tuple(notices),

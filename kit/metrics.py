@@ -1,0 +1,59 @@
+"""Measures read from the engine's /metrics beyond counters: gauges, info labels, histograms.
+
+A gauge is a sample of a moment, so only its largest, smallest or mean value over the window is
+given, with how many scrapes it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kit.measure import Raw, Reading, counter_delta, null_reading, reading_of
+
+CACHE_INFO = "vllm:cache_config_info"
+
+
+def gauge_of(
+    name: str, pick: Callable[[Sequence[float]], float], *, phase: str = "measure"
+) -> Callable[[Raw], Reading]:
+    """Measure the `pick` (max, min, mean) of a gauge over the scrapes beside the load."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        seen = [v for s in window.scrapes if s.t_s >= 0 and (v := s.total(name)) is not None]
+        if not seen:
+            return null_reading(f"{name} was in no scrape", 0, window.metrics_file)
+        return reading_of(pick(seen), len(seen), window.metrics_file)
+
+    return compute
+
+
+def info_label(label: str, *, name: str = CACHE_INFO) -> Callable[[Raw], Reading]:
+    """Measure a number that the engine tells as a label of an info metric, in the last scrape."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.measured
+        found = next((v for s in reversed(window.scrapes) if (v := s.label(name, label))), None)
+        if found is None:
+            return null_reading(f"{name} has no label {label}", 0, window.metrics_file)
+        try:
+            return reading_of(float(found), 1, window.metrics_file)
+        except ValueError:
+            return null_reading(f"{label} is {found!r}, not a number", 1, window.metrics_file)
+
+    return compute
+
+
+def steps_above(tokens: int) -> Callable[[Raw], Reading]:
+    """Measure how many engine steps processed more than `tokens` tokens (an edge of a bucket)."""
+    name = "vllm:iteration_tokens_total"
+    every = counter_delta(f"{name}_count")
+    up_to = counter_delta(f"{name}_bucket", le=f"{tokens:.1f}")
+
+    def compute(raw: Raw) -> Reading:
+        a, b = every(raw), up_to(raw)
+        if a.value is None or b.value is None:
+            return null_reading(a.reason or b.reason or "", 0, raw.measured.metrics_file)
+        return reading_of(a.value - b.value, a.n, raw.measured.metrics_file)
+
+    return compute

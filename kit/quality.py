@@ -1,0 +1,115 @@
+"""Whether the answers are still worth anything: perplexity, and agreement between the arms.
+
+A capacity that doubles while the text breaks is no gain. A quality limit is registered in the
+plan; when it does not hold, `supported` becomes `not supported`, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from kit.experiment import QualityLimit
+from kit.measure import Comparison, Raw, Reading, null_reading, reading_of
+from kit.value import Value
+
+
+def perplexity(phase: str) -> Callable[[Raw], Reading]:
+    """Measure exp of the mean negative log probability of the prompts' tokens, first ones aside.
+
+    Read from answers to requests with `"prompt_logprobs": 0`.
+    """
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows[phase]
+        logs = [v for s in window.samples for v in s.get("prompt_logprobs") or []]
+        if not logs:
+            return null_reading("no answer has prompt log probabilities", 0, window.samples_file)
+        mean = -math.fsum(logs) / len(logs)
+        if mean > 700:  # exp would overflow
+            return null_reading(f"mean log probability {-mean:g}", len(logs), window.samples_file)
+        return reading_of(math.exp(mean), len(logs), window.samples_file)
+
+    return compute
+
+
+def agreement(phase: str) -> Callable[[Raw, Raw], Reading]:
+    """Compare greedy answers: the mean share of an answer that is equal up to the first difference.
+
+    1 is word for word the same. Answers to prompts scored for perplexity are left out.
+    """
+
+    def compute(baseline: Raw, candidate: Raw) -> Reading:
+        a, b = baseline.windows[phase], candidate.windows[phase]
+        files = (a.samples_file, b.samples_file)
+        theirs = {s.get("id"): s for s in b.samples}
+        shares = [
+            _common_share(str(s["text"]), str(other["text"]))
+            for s in a.samples
+            if not s.get("prompt_logprobs") and (other := theirs.get(s.get("id"))) is not None
+        ]
+        if not shares:
+            return null_reading("no prompt was answered in both arms", 0, *files)
+        return reading_of(math.fsum(shares) / len(shares), len(shares), *files)
+
+    return compute
+
+
+def _common_share(a: str, b: str) -> float:
+    longest = max(len(a), len(b))
+    if not longest:
+        return 1.0
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    return (min(len(a), len(b)) if same is None else same) / longest
+
+
+def ratio_between(measure: Callable[[Raw], Reading]) -> Callable[[Raw, Raw], Reading]:
+    """Compare one measure of both arms: candidate over baseline."""
+
+    def compute(baseline: Raw, candidate: Raw) -> Reading:
+        a, b = measure(baseline), measure(candidate)
+        files = tuple(dict.fromkeys(a.sources + b.sources))
+        if a.value is None or b.value is None:
+            return null_reading(a.reason or b.reason or "a part is missing", 0, *files)
+        if a.value == 0:
+            return null_reading("the baseline's value is zero", a.n, *files)
+        return reading_of(b.value / a.value, min(a.n, b.n), *files)
+
+    return compute
+
+
+class Compared(Value):
+    """The comparisons of one pair."""
+
+    pair: int
+    readings: tuple[Reading, ...]
+
+
+def compare_pairs(
+    comparisons: Sequence[Comparison], pairs: Mapping[int, tuple[Raw, Raw]]
+) -> tuple[Compared, ...]:
+    """Return every comparison of every pair; `pairs` hold (baseline, candidate)."""
+    if not comparisons:
+        return ()
+    return tuple(
+        Compared(pair=pair, readings=tuple(c.read(*raws) for c in comparisons))
+        for pair, raws in sorted(pairs.items())
+    )
+
+
+def check_quality(limits: Sequence[QualityLimit], compared: Sequence[Compared]) -> list[str]:
+    """Return which registered limits do not hold, pair by pair; empty when the quality is there.
+
+    What is unknown does not hold.
+    """
+    broken = []
+    for limit in limits:
+        for one in compared:
+            reading = next((r for r in one.readings if r.name == limit.comparison), None)
+            if reading is None:
+                broken.append(f"{limit} was not read in pair {one.pair}")
+            elif reading.value is None:
+                broken.append(f"{limit} is unknown in pair {one.pair}: {reading.reason}")
+            elif not limit.holds(reading.value):
+                broken.append(f"{limit} fails in pair {one.pair}: {reading.value:.3g}")
+    return broken
