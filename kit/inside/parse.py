@@ -27,6 +27,8 @@ class Reply:
 
     `error` is null or `class: message`; `shared` counts content chunks that came in one read with
     a later event, whose own arrival therefore cannot be told from that event's.
+    `prompt_logprobs` are those of the prompt's own tokens after the first, natural logarithms,
+    when the request asked for them and the answer came whole.
     """
 
     status: int | None = None
@@ -38,6 +40,7 @@ class Reply:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
+    prompt_logprobs: list[float] | None = None
     error: str | None = None
     shared: int = 0
 
@@ -164,6 +167,9 @@ class ReplyParser:
             reason = choice.get("finish_reason")
             if isinstance(reason, str):
                 self._reply.finish_reason = reason
+            scored = choice.get("prompt_logprobs")
+            if isinstance(scored, list):
+                self._reply.prompt_logprobs = _own_logprobs(scored)
         if found:
             self._texts.append(found)
         return found
@@ -251,6 +257,21 @@ def _message_of(error: object) -> str:
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return str(error["message"])
     return str(error)
+
+
+def _own_logprobs(scored: list[Any]) -> list[float] | None:
+    """Return each position's only log probability (asked for with `"prompt_logprobs": 0`).
+
+    None when a position after the first has none, or several, so that it is unclear whose it is.
+    """
+    found = []
+    for position in scored[1:]:
+        tokens = list(position.values()) if isinstance(position, dict) else []
+        value = tokens[0].get("logprob") if len(tokens) == 1 else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        found.append(float(value))
+    return found
 
 
 def _list(value: object) -> list[Any]:

@@ -109,6 +109,7 @@ def sample_of(request: Request, flown: Flown, reply: Reply, t0_ns: int) -> dict[
         "completion_tokens": reply.completion_tokens,
         "cached_tokens": reply.cached_tokens,
         "finish_reason": reply.finish_reason,
+        "prompt_logprobs": reply.prompt_logprobs,
         "error": reply.error,
         "stamps": stamps_of(waits),
         "shared_stamps": reply.shared,

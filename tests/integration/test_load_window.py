@@ -32,7 +32,7 @@ from kit.paths import INSIDE
 SAMPLE_KEYS = {
     *("id", "tags", "lane", "intended_s", "connect_s", "sent_s", "chunk_s", "chunk_chars"),
     *("text", "done_s", "status", "prompt_tokens", "completion_tokens", "cached_tokens"),
-    *("finish_reason", "error", "stamps", "shared_stamps", "recv_lag_max_s"),
+    *("finish_reason", "prompt_logprobs", "error", "stamps", "shared_stamps", "recv_lag_max_s"),
 }
 
 
