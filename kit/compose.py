@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import engine
+from kit import engine, process
 from kit.errors import BadFile, DeviceMissing, DiskFull, KitError, PortTaken
 from kit.owner import LABEL
 from kit.paths import ROOT
 from kit.plan import PlannedArm, Resources
 from kit.topology import Topology
 
-KEPT = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_CONFIG", "SSH_AUTH_SOCK")
+HIDDEN = ("KIT_", "COMPOSE_")  # what compose would take from the caller's surroundings
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,16 @@ class Placement:
     client_user: str
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {k: os.environ[k] for k in KEPT if k in os.environ}
-    return {**kept, "COMPOSE_DISABLE_ENV_FILE": "1", **extra}
+def _compose(
+    *words: str, timeout_s: float, variables: Mapping[str, str] | None = None
+) -> process.Completed:
+    """Run compose with these variables and none of the caller's that it would listen to."""
+    kept = {k: v for k, v in engine.cli_env().items() if not k.startswith(HIDDEN)}
+    return process.run(
+        [engine.cli_program(), "compose", "--env-file", os.devnull, *words],
+        env={**kept, "COMPOSE_DISABLE_ENV_FILE": "1", **(variables or {})},
+        timeout_s=timeout_s,
+    )
 
 
 def render(
@@ -76,9 +83,8 @@ def render(
     variables = {"KIT_ACCEL": place.accel, "KIT_MODEL": str(place.model)}
     if place.device:
         variables["KIT_DEVICE"] = place.device
-    words = ["compose", "--env-file", os.devnull, "--file", str(topology.file), "--profile", "kit"]
-    words += ["--project-name", project, "config", "--format", "json"]
-    answer = engine.cli(*words, env=_environment(variables), timeout_s=60)
+    words = ["--file", str(topology.file), "--profile", "kit", "--project-name", project]
+    answer = _compose(*words, "config", "--format", "json", variables=variables, timeout_s=60)
     if not answer.ok:
         raise BadFile(
             f"{topology.file.name}: compose cannot read it: {_last_line(answer.stderr)}",
@@ -156,10 +162,9 @@ def without_paths(document: Mapping[str, Any], place: Placement) -> str:
 
 def up(stack: Stack) -> None:
     """Create and start the stack; return as soon as the containers were started."""
-    answer = engine.cli(
+    answer = _compose(
         *_words(stack),
         *("up", "--detach", "--no-build", "--quiet-pull", "--no-color"),
-        env=_environment({}),
         timeout_s=120,
     )
     if not answer.ok:
@@ -168,10 +173,9 @@ def up(stack: Stack) -> None:
 
 def down(stack: Stack, *, grace_s: int) -> None:
     """Stop and remove the stack's containers and networks."""
-    answer = engine.cli(
+    answer = _compose(
         *_words(stack),
         *("down", "--volumes", "--remove-orphans", "--timeout", str(grace_s)),
-        env=_environment({}),
         timeout_s=grace_s + 60,
     )
     if not answer.ok:
@@ -179,10 +183,7 @@ def down(stack: Stack, *, grace_s: int) -> None:
 
 
 def _words(stack: Stack) -> list[str]:
-    return [
-        *("compose", "--env-file", os.devnull),
-        *("--file", str(stack.file), "--project-name", stack.project),
-    ]
+    return ["--file", str(stack.file), "--project-name", stack.project]
 
 
 def _start_error(text: str, tail: str) -> KitError:

@@ -22,6 +22,7 @@ from kit import compose, facts, owner, watch
 from kit.compose import Placement, Runtime, Stack
 from kit.errors import ProbeFailed
 from kit.fact import ContainerPlace, Fact
+from kit.facts.vllm import shown_config
 from kit.inbox import ClientBox
 from kit.manifest import RanImage, Replicate, now_utc
 from kit.plan import PORT, Plan, PlannedPhase, Slot
@@ -166,7 +167,8 @@ def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
     runtime = bench.runtimes[plan.client_image.id]
     box = ClientBox(bench.client, container, runtime.interpreter)
     info = _server_info(box, topology)
-    write_json(out / "server_info.json", info)
+    shown = {part: shown_config(info, part) for part in ("vllm_config", "vllm_env")}
+    write_json(out / "server_info.json", shown)
     found = _facts(bench, slot, {**servers, "client": container}, info)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
     for phase in plan.phases:

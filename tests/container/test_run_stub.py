@@ -12,11 +12,10 @@ from pathlib import Path
 
 import docker
 import pytest
+from commands import kit_words, labelled, only_manifest, run_kit
 
 from kit.errors import ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
-
-from .conftest import kit_words, labelled, only_manifest, run_kit
 
 RUN = ("run", "exp1_prefix_cache", "--platform", "cpu", "--json")
 CACHED = {"ttft_per_token_s": 0.0001, "block_tokens": 16}  # a cached prefix saves most of it
@@ -41,8 +40,14 @@ def test_prefix_that_changes_cannot_be_judged(
     tmp_path: Path, stub_file: Callable[..., str]
 ) -> None:
     ran = run_kit(
-        *RUN, "--quick", "--variant", "changing-prefix",
-        "--out", str(tmp_path / "runs"), "--stub", stub_file(**CACHED),
+        *RUN,
+        "--quick",
+        "--variant",
+        "changing-prefix",
+        "--out",
+        str(tmp_path / "runs"),
+        "--stub",
+        stub_file(**CACHED),
     )
     assert ran.code == 0, ran.stderr
     assert ran.result["verdict"]["word"] == "inconclusive"
@@ -53,8 +58,12 @@ def test_failed_requests_make_the_run_invalid(
     tmp_path: Path, stub_file: Callable[..., str]
 ) -> None:
     ran = run_kit(
-        *RUN, "--quick", "--out", str(tmp_path / "runs"),
-        "--stub", stub_file(**CACHED, fail_fraction=0.5),
+        *RUN,
+        "--quick",
+        "--out",
+        str(tmp_path / "runs"),
+        "--stub",
+        stub_file(**CACHED, fail_fraction=0.5),
     )
     assert ran.code == 4, ran.stderr
     assert ran.result["verdict"]["word"] == "invalid"
@@ -79,8 +88,13 @@ def test_server_faults_end_in_their_own_error(
     says: str,
 ) -> None:
     ran = run_kit(
-        *RUN, "--quick", *words, "--out", str(tmp_path / "runs"),
-        "--stub", stub_file(**CACHED, **planted),
+        *RUN,
+        "--quick",
+        *words,
+        "--out",
+        str(tmp_path / "runs"),
+        "--stub",
+        stub_file(**CACHED, **planted),
     )
     assert ran.code == error.exit_code  # type: ignore[attr-defined]
     assert says in ran.stderr
@@ -118,7 +132,10 @@ def test_a_signal_ends_a_run_cleanly_in_every_stage(
     runs = tmp_path / "runs"
     child = subprocess.Popen(
         kit_words(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED, itl_s=0.02)),
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_for(runs, STAGES[stage])
     child.send_signal(signum)
@@ -139,7 +156,9 @@ def test_killed_run_is_swept_by_the_next_and_nothing_else_is(
     try:
         child = subprocess.Popen(
             kit_words(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED, itl_s=0.02)),
-            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         wait_for(runs, STAGES["under load"])
         child.kill()
@@ -173,7 +192,11 @@ def test_arguments_arrive_byte_for_byte_whatever_surrounds_them(
     }
     done = subprocess.run(
         kit_words(*RUN, "--quick", "--out", str(runs), "--stub", planted),
-        cwd=ROOT, capture_output=True, text=True, env=environment, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     _, run = only_manifest(runs)

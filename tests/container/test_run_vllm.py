@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import Ran, only_manifest, run_nox
 
 from kit.again import analyse_again
 from kit.fact import Fact
@@ -14,18 +14,17 @@ from kit.lock import read_identity_lock
 from kit.manifest import Manifest
 from kit.store import changed_files
 
-from .conftest import Ran, only_manifest, run_kit
-
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, Manifest, Path]]:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Manifest, Path]:
     out = tmp_path_factory.mktemp("vllm")
-    ran = run_kit(
-        "run", "exp1_prefix_cache", "--quick", "--platform", "cpu", "--json", "--out", str(out)
+    ran = run_nox(
+        *("-s", "exp1_prefix_cache", "--"),
+        *("--quick", "--platform", "cpu", "--json", "--out", str(out)),
     )
     assert ran.code == 0, ran.stderr
     manifest, run = only_manifest(out)
-    yield ran, manifest, run
+    return ran, manifest, run
 
 
 Quick = tuple[Ran, Manifest, Path]

@@ -1,0 +1,103 @@
+"""Every command that README shows is run by a test, and runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from commands import Ran, run_nox
+
+from kit import engine
+from kit.paths import ROOT
+
+TESTED_ELSEWHERE = {
+    "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s engine "
+    "exp1_prefix_cache": "the parts here and in test_run_vllm; .ci/run has the first half",
+    ".venv/bin/nox -s tests": ".ci/run",
+}
+
+
+def commands() -> list[str]:
+    """Return the lines of README's code blocks."""
+    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def by_hand() -> list[str]:
+    return [line for line in commands() if line not in TESTED_ELSEWHERE]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a line as typed, with the docker program that the kit found first in the PATH."""
+    path = f"{Path(engine.cli_program()).parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PATH": path, **environment},
+        check=False,
+    )
+
+
+@pytest.mark.timeout(400)
+def test_the_stack_by_hand(built: Ran) -> None:
+    """The lines under "By hand" in order, on a free port, with the venv's nox replaced by ours."""
+    port = str(free_port())
+    lines = by_hand()
+    assert [line.split()[0] for line in lines] == [".venv/bin/nox", "docker", "curl", "docker"]
+    up, curl, down = lines[1:]
+    try:
+        begin = time.monotonic()
+        started = shell(up, KIT_PORT=port)
+        assert started.returncode == 0, started.stderr
+        assert time.monotonic() - begin < 180
+        answer = shell(curl.replace("8000", port))
+        assert "smollm2-135m-instruct" in answer.stdout
+        listening = shell("docker compose -f compose/single.yml port server 8000", KIT_PORT=port)
+        assert listening.stdout.strip() == f"127.0.0.1:{port}"
+        taken = shell(f"KIT_PORT={port} docker compose -p other -f compose/single.yml up --wait")
+        assert taken.returncode != 0
+        shell("docker compose -p other -f compose/single.yml down")
+    finally:
+        stopped = shell(down, KIT_PORT=port)
+    assert stopped.returncode == 0, stopped.stderr
+    left = shell("docker ps -aq --filter label=com.docker.compose.project=vllm-kit-single")
+    assert left.stdout == ""
+
+
+def test_engine_session_finds_a_working_engine_at_once(built: Ran) -> None:
+    ran = run_nox("-s", "engine")
+    assert ran.code == 0, ran.stderr
+    assert ran.wall_s < 30
+
+
+@pytest.mark.parametrize("session", ["list", "images", "models"])
+def test_tables_of_the_menu(built: Ran, session: str) -> None:
+    ran = run_nox("-s", session)
+    assert ran.code == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) >= 2
+
+
+def test_topologies_render_on_a_fresh_clone(tmp_path: Path) -> None:
+    """Nothing built, no compose/.env: `config` must still work, for every accelerator."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+    for file in sorted((clone / "compose").glob("*.yml")):
+        if file.name == "shared.yml":
+            continue
+        for accel in ("cpu", "cuda-cdi", "cuda-runtime"):
+            done = shell(f"docker compose -f '{file}' config --quiet", KIT_ACCEL=accel)
+            assert done.returncode == 0, (file.name, accel, done.stderr)
