@@ -27,12 +27,10 @@ def readme_tables() -> dict[str, str]:
 def with_tables(text: str) -> str:
     """Return README's text with every generated table put between its markers."""
     for name, table in readme_tables().items():
-        text = re.sub(
-            rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)",
-            lambda found, table=table: f"{found[1]}{table}\n{found[2]}",
-            text,
-            flags=re.DOTALL,
-        )
+        pattern = rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)"
+        found = re.search(pattern, text, flags=re.DOTALL)
+        if found:
+            text = f"{text[: found.start()]}{found[1]}{table}\n{found[2]}{text[found.end() :]}"
     return text
 
 

@@ -99,7 +99,7 @@ def render(manifest: Manifest, language: str) -> str:
         "margin": notes.number(f"{manifest.plan.hypothesis.margin:.0%}", ["plan.json"]),
         "rows": _rows(manifest, notes, language, words),
         "effect": _effect(manifest, notes),
-        "comparisons": _comparisons(manifest, notes, words["null"][language]),
+        "comparisons": _comparisons(manifest, notes, words["no_value"][language]),
         "replicates": _replicates(manifest, notes, language),
         "broken": [g for g in manifest.guards if not g.ok],
         "environment": _environment(manifest, notes, language, words),
