@@ -22,6 +22,7 @@ from kit.paths import DOCKER, LOCKS, cache_dir
 from kit.value import Value, load_yaml, parse_value
 
 IMAGES_FILE = DOCKER / "images.yaml"
+LOCAL_FILE = DOCKER / "images.local.yaml"  # by `kit adopt`, git-ignored: this machine's own images
 REPOSITORY = "vllm-kit"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SMALL_BLOB_BYTES = 4 << 20
@@ -121,8 +122,19 @@ class LayerBlob(Value):
 
 
 def load_images(path: Path | None = None) -> dict[str, ImageRecord]:
-    """Return the records of `docker/images.yaml` by id; raise `BadFile` with the place in it."""
-    path = path or IMAGES_FILE
+    """Return the records of `docker/images.yaml` by id; raise `BadFile` with the place in it.
+
+    Without a path, this machine's own images (`docker/images.local.yaml`) come after them.
+    """
+    if path is None:
+        own = load_images(LOCAL_FILE) if LOCAL_FILE.exists() else {}
+        shared = load_images(IMAGES_FILE)
+        if twice := sorted(own.keys() & shared.keys()):
+            raise BadFile(
+                f"docker/{LOCAL_FILE.name}: images.{twice[0]}: docker/images.yaml has this id too",
+                hint="adopt the image again under another id",
+            )
+        return shared | own
     shown = f"{path.parent.name}/{path.name}"
     raw = load_yaml(path, shown=shown)
     table = raw.get("images") if isinstance(raw, dict) else None
