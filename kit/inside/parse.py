@@ -135,7 +135,7 @@ class ReplyParser:
             return
         try:
             frame = json.loads(event)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._fail("bad_json", f"{error} in {event[:60]!r}")
             return
         if isinstance(frame, dict):
@@ -229,7 +229,7 @@ class ReplyParser:
         body = b"".join(self._whole)
         try:
             parsed = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return body.decode("utf-8", "replace")
         if not isinstance(parsed, dict):
             return str(parsed)
@@ -239,7 +239,7 @@ class ReplyParser:
         body = b"".join(self._whole)
         try:
             frame = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self._fail("bad_json", f"{error} in {body[:60]!r}")
             return
         if not isinstance(frame, dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
@@ -18,6 +17,7 @@ _SPEC_KEYS = frozenset(
     }
 )
 _REQUEST_KEYS = frozenset(("id", "path", "body", "tags", "at_s", "lane", "start_s"))
+_LARGEST = 1e9  # seconds: a number beyond it is a mistake
 _ID = re.compile(r"[!-~]{1,200}")  # it travels as an HTTP header
 _PATH = re.compile(r"/[!-~]*")
 
@@ -187,7 +187,7 @@ class _Fields:
         default: object = _MISSING,
         *,
         low: float,
-        high: float = math.inf,
+        high: float = _LARGEST,
         nullable: bool = False,
         whole: bool = False,
     ) -> float | None:
@@ -197,8 +197,8 @@ class _Fields:
         kinds = int if whole else (int, float)
         if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
             kind = "whole number" if whole else "number"
-            limit = f"from {low:g} to {high:g}" if high < math.inf else f"of at least {low:g}"
-            raise BadSpec(f"{self._where}: {key}: a {kind} {limit} is needed, not {value!r}")
+            asked = f"a {kind} from {low:g} to {high:g} is needed"
+            raise BadSpec(f"{self._where}: {key}: {asked}, not {value!r}")
         return float(value)
 
 

@@ -278,6 +278,11 @@ def _frames(source: BinaryIO) -> Iterator[Any]:
         yield marshal.loads(payload)  # noqa: S302 - our own parent wrote it
 
 
+def encode_line(sample: dict[str, Any]) -> bytes:
+    """Return a sample as one line; half a surrogate pair, which UTF-8 has not, stays escaped."""
+    return json.dumps(sample, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+
+
 def append_line(out: FileIO, line: bytes) -> None:
     """Append a line whole or not at all: what a full disk took of it is taken back."""
     whole = out.tell()
@@ -301,7 +306,7 @@ def _write_all(requests: list[Request], feed: socket.socket, out: FileIO) -> dic
         request = requests[flown.number]
         reply = parse_flown(request, flown)
         sample = sample_of(request, flown, reply, t0_ns)
-        append_line(out, json.dumps(sample, ensure_ascii=False).encode() + b"\n")
+        append_line(out, encode_line(sample))
         written += 1
         failed += reply.error is not None
         shared += reply.shared

@@ -1,0 +1,41 @@
+"""The token clock keeps its promise, with room for a busy machine; `bench` shows the exact one."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.bench import BenchResult, bench, show
+
+
+def check(result: BenchResult, tokens: int) -> None:
+    assert result.tokens == tokens
+    assert result.stamps == "kernel"
+    assert result.ttft_error_p99_s <= 0.001
+    assert result.itl_error_p99_s <= 0.0005
+    assert result.cpu_s_per_1k_tokens <= 0.1
+
+
+@pytest.mark.parametrize("mode", ["staggered", "burst"])
+def test_the_clock_is_exact_at_64_streams(mode: str) -> None:
+    (result,) = bench((64,), modes=(mode,), tokens=60)
+    check(result, 64 * 60)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("streams", [256, 1000])
+def test_the_clock_is_exact_at_many_streams(streams: int) -> None:
+    for result in bench((streams,), tokens=60):
+        check(result, streams * 60)
+
+
+def test_the_table_says_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    result = BenchResult(
+        streams=8, mode="burst", tokens=80, ttft_error_p50_s=0.00001, ttft_error_p99_s=0.0003,
+        itl_error_p50_s=0.0, itl_error_p99_s=0.00005, cpu_s_per_1k_tokens=0.02, startup_s=0.3,
+        send_lag_p99_s=0.0001, recv_lag_p99_s=None, shared_stamps=0, stamps="kernel",
+    )  # fmt: skip
+    show([result])
+    shown = capsys.readouterr().out.splitlines()[-1].split("\t")
+    assert shown[:4] == ["8", "burst", "0.010 / 0.300", "0.000 / 0.050"]
+    assert shown[-1] == "no"
+    assert result.model_copy(update={"ttft_error_p99_s": 0.0002}).ok
