@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import store
-from kit.analyse import Analysis, analyse
+from kit.analyse import Analysis, analyse, refused
 from kit.errors import BadFile
 from kit.experiment import against_itself, apply_variant, find_experiment
 from kit.manifest import Manifest, load_manifest
@@ -31,9 +31,7 @@ def analyse_again(run: Path) -> dict[str, Any]:
     if plan.against_itself:
         experiment = against_itself(experiment)
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
-    unsupported = None
-    if manifest.verdict is not None and manifest.verdict.word == "unsupported":
-        unsupported = manifest.verdict.reason  # the engine's own words are in no raw number
+    unsupported = refused(run, experiment, bare)
     parts = _parts(analyse(run, plan, experiment, bare, unsupported=unsupported))
     return {
         **parts,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import BadFile
-from kit.experiment import Experiment
+from kit.experiment import Experiment, find_refusal
 from kit.guard import GuardResult, check_replicate, check_same_prompts, foreign_share
 from kit.manifest import Replicate
-from kit.measure import Raw, Reading, load_raw
+from kit.measure import Measure, Raw, Reading, load_raw
 from kit.notice import Notice, notice
 from kit.plan import Plan
 from kit.quality import Compared, check_quality, compare_pairs
@@ -95,7 +95,7 @@ def conclude(
     `raws` and `telemetry` hold the complete replicates, by replicate; a replicate that is not in
     `raws` has no readings, and its pair does not count.
     """
-    read = tuple(_with_readings(r, raws, experiment) for r in replicates)
+    read = tuple(_with_readings(r, raws, experiment.all_measures) for r in replicates)
     whole = [r for r in read if r.replicate in raws]
     guards = tuple(_guards(plan, whole, raws, requests, telemetry))
     confounders = tuple(_confounders(plan, whole, raws))
@@ -120,6 +120,31 @@ def conclude(
     )
     notices = tuple(_notices(plan, read, raws, telemetry, missing))
     return Analysis(read, guards, confounders, not_acted, compared, effect, verdict, notices)
+
+
+def refused(run: Path, experiment: Experiment, replicates: Sequence[Replicate]) -> str | None:
+    """Return the engine's words in the log of a replicate that did not complete, or None.
+
+    Only words that the experiment declares mean "cannot"; any other end of a server is a failure.
+    """
+    complete = {r.folder for r in replicates if r.status == "complete"}
+    for log in sorted(run.glob("replicates/*/logs/*.log")):
+        if log.parent.parent.relative_to(run).as_posix() not in complete:
+            words = find_refusal(log.read_text("utf-8", errors="replace"), experiment.refusals)
+            if words:
+                return words
+    return None
+
+
+def answered(
+    run: Path, plan: Plan, experiment: Experiment, replicates: Sequence[Replicate]
+) -> bool:
+    """Tell whether a run with a stopping rule may end now, from its files."""
+    if plan.stopping is None:
+        return False
+    phases = [p.name for p in plan.phases]
+    raws = {r.replicate: load_raw(run, r.folder, phases) for r in replicates}
+    return has_answer(plan, experiment, replicates, raws)
 
 
 def _raw_pairs(
@@ -147,7 +172,8 @@ def has_answer(
     """
     if plan.stopping is None or len(replicates) % 2:
         return False
-    read = [_with_readings(r, raws, experiment) for r in replicates]
+    primary = [m for m in experiment.all_measures if m.name == plan.hypothesis.measure]
+    read = [_with_readings(r, raws, primary) for r in replicates]
     pairs, missing = primary_pairs(plan, read)
     return bool(missing) or may_stop(plan.hypothesis, pairs, plan.stopping)
 
@@ -173,11 +199,11 @@ def _reading(replicate: Replicate, measure: str) -> Reading | None:
     return next((x for x in replicate.readings if x.name == measure), None)
 
 
-def _with_readings(r: Replicate, raws: Mapping[int, Raw], experiment: Experiment) -> Replicate:
+def _with_readings(r: Replicate, raws: Mapping[int, Raw], measures: Sequence[Measure]) -> Replicate:
     if r.replicate not in raws:
         return r
     raw = raws[r.replicate]
-    return r.model_copy(update={"readings": tuple(m.read(raw) for m in experiment.all_measures)})
+    return r.model_copy(update={"readings": tuple(m.read(raw) for m in measures)})
 
 
 def _guards(
@@ -187,20 +213,18 @@ def _guards(
     requests: Requests,
     telemetry: Telemetry,
 ) -> list[GuardResult]:
-    found = []
+    found: list[GuardResult] = []
     for r in replicates:
         primary = _reading(r, plan.hypothesis.measure)
-        for result in check_replicate(
+        found += check_replicate(
             raws[r.replicate],
             replicate=r.replicate,
             requests=requests,
             primary_s=primary.value if primary and primary.unit == "s" else None,
             telemetry=telemetry.get(r.replicate, ()),
+            telemetry_file=f"{r.folder}/telemetry.jsonl",
             limits=plan.limits,
-        ):
-            if result.source == "telemetry.jsonl":
-                result = result.model_copy(update={"source": f"{r.folder}/telemetry.jsonl"})
-            found.append(result)
+        )
     ran = {r.replicate: raws[r.replicate] for r in replicates}
     return [*found, *check_same_prompts(ran, plan.limits)]
 

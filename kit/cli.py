@@ -33,9 +33,13 @@ def run_command(
         bool, typer.Option("--quick", help="One pair: shows the way, never decides.")
     ] = False,
     replicates: Annotated[
-        int,
-        typer.Option(help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide."),
-    ] = MIN_PAIRS,
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide. `auto` "
+            "looks at 6, 9, 12 and 16 pairs and stops by a rule that is part of the plan.",
+        ),
+    ] = str(MIN_PAIRS),
     image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
     model: Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")] = None,
     platform: Annotated[
@@ -60,6 +64,7 @@ def run_command(
 ) -> None:
     """Run an experiment on fresh containers, judge it, write report and manifest."""
     from kit.run import Options, run_experiment
+    from kit.sequential import Stopping
     from kit.value import load_json
 
     options = Options(
@@ -67,7 +72,8 @@ def run_command(
         image=image,
         model=model,
         platform=platform,
-        pairs=1 if quick else replicates,
+        pairs=1 if quick else _pairs(replicates),
+        stopping=Stopping() if replicates == "auto" and not quick else None,
         seed=seed,
         against_itself=aa,
         out=out.expanduser().resolve(),
@@ -89,6 +95,17 @@ def run_command(
             }
         )
     raise typer.Exit(VERDICT_EXIT.get(verdict.word, 0))
+
+
+def _pairs(text: str) -> int:
+    """Return the number of pairs of `--replicates`; `auto` needs none."""
+    if text == "auto":
+        return MIN_PAIRS
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(
+            f"--replicates is `{text}`, not a number of pairs", hint="1 or more, or `auto`"
+        )
+    return int(text)
 
 
 @app.command("list")

@@ -136,7 +136,8 @@ def command(manifest: Manifest) -> str:
     plan = manifest.plan
     words = [f"nox -s {plan.experiment} --"]
     words += [f"--image {plan.arms[0].image.id}", f"--model {plan.model.id}"]
-    words += [f"--platform {plan.platform}", f"--replicates {plan.pairs}", f"--seed {plan.seed}"]
+    pairs = "auto" if plan.stopping else str(plan.pairs)
+    words += [f"--platform {plan.platform}", f"--replicates {pairs}", f"--seed {plan.seed}"]
     words += [f"--variant {plan.variant}"] if plan.variant else []
     words += ["--aa"] if plan.against_itself else []
     return " ".join(words)

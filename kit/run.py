@@ -22,9 +22,9 @@ from typing import Any
 import docker
 
 from kit import build, engine, facts, identity, model, owner, report, store
-from kit.analyse import analyse
+from kit.analyse import analyse, answered, refused
 from kit.compose import Runtime
-from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, UsageError
+from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied, UsageError
 from kit.experiment import (
     Experiment,
     against_itself,
@@ -49,6 +49,7 @@ from kit.paths import RUNS
 from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
 from kit.platform import Platform, find_platform
 from kit.replicate import Bench, measure_slot
+from kit.sequential import Stopping
 from kit.topology import find_topology
 from kit.verdict import MIN_PAIRS
 
@@ -67,6 +68,7 @@ class Options:
     model: str | None = None
     platform: str | None = None
     pairs: int = MIN_PAIRS
+    stopping: Stopping | None = None
     seed: int = 1
     against_itself: bool = False
     out: Path = RUNS
@@ -188,6 +190,7 @@ def _prepare(
         platform_flags={},
         platform_env={},
         pairs=options.pairs,
+        stopping=options.stopping,
         seed=options.seed,
         resources=resources,
     )
@@ -259,8 +262,8 @@ def _carry_out(
         with _finishing(record, say):
             place = HostPlace(client=client, endpoint_kind=engine.endpoint_kind())
             record.update(facts=tuple(facts.collect(place)))
-            _measure_all(client, record, prepared, say)
-            _conclude(record, experiment, prepared)
+            unsupported = _measure_all(client, record, experiment, prepared, say)
+            _conclude(record, experiment, prepared, unsupported)
     say(f"report: {folder / 'report.en.md'}")
     return record.manifest, folder
 
@@ -341,9 +344,20 @@ def _measure_all(client: docker.DockerClient, record: Record, prepared: Prepared
         arm = plan.arm(slot.role)
         rest = _rest(begin, slot.replicate, len(plan.slots))
         say(f"> replicate {slot.replicate + 1} of {len(plan.slots)}: {arm.name}{rest}")
-        done = measure_slot(bench, slot)
+        try:
+            done = measure_slot(bench, slot)
+        except ServerDied:
+            words = refused(record.folder, experiment, record.manifest.replicates)
+            if words is None:
+                raise
+            say(f"  the engine cannot do this here: {words}")
+            return words
         say(f"  done in {done.wall_s:.0f} s: replicate {slot.replicate + 1}")
         record.update(replicates=(*record.manifest.replicates, done))
+        if answered(record.folder, plan, experiment, record.manifest.replicates):
+            say("  the registered rule is met: no further pair is needed")
+            break
+    return None
 
 
 def _rest(begin: float, done: int, of: int) -> str:
@@ -353,17 +367,19 @@ def _rest(begin: float, done: int, of: int) -> str:
     return f" ({elapsed / 60:.1f} min so far, about {elapsed / done * (of - done) / 60:.1f} to go)"
 
 
-def _conclude(record: Record, experiment: Experiment, prepared: Prepared) -> None:
+def _conclude(
+    record: Record, experiment: Experiment, prepared: Prepared, unsupported: str | None
+) -> None:
     """Compute everything from the raw files, then write manifest and reports."""
     plan, manifest = prepared.plan, record.manifest
-    found = analyse(record.folder, plan, experiment, manifest.replicates)
+    found = analyse(record.folder, plan, experiment, manifest.replicates, unsupported=unsupported)
     cost = _cost(manifest.replicates)
     notices = list(found.notices)
     if plan.engine == "stub":
         notices.append(notice("stub_engine", ""))
     if prepared.platform.shared_cores:
         notices.append(notice("shared_cores", str(os.cpu_count())))
-    if plan.pairs < MIN_PAIRS:
+    if plan.pairs < MIN_PAIRS and not unsupported:
         notices.append(notice("few_pairs", str(plan.pairs)))
     notices += [
         notice("commit_declared" if i.lock_sha256 else "image_declared", i.id)
