@@ -40,12 +40,13 @@ def check_replicate(
     requests: Mapping[str, Sequence[Mapping[str, Any]]],
     primary_s: float | None,
     telemetry: Sequence[Mapping[str, Any]],
+    telemetry_file: str,
     limits: Limits,
 ) -> list[GuardResult]:
     """Run every guard on one replicate.
 
     `requests` are the lines that were to be sent, by phase; `primary_s` the primary measure when
-    it is a time; `telemetry` the host samples taken beside the measured window.
+    it is a time; `telemetry` the host samples taken beside the measured window, and their file.
     """
     found: list[GuardResult] = []
     for phase, window in raw.windows.items():
@@ -54,8 +55,8 @@ def check_replicate(
     found += _lag(raw.measured, replicate, primary_s, limits)
     found += _fresh(raw, replicate)
     found += _resets(raw, replicate)
-    found += _foreign(telemetry, replicate, limits)
-    found += _throttle(telemetry, replicate, limits)
+    found += _foreign(telemetry, telemetry_file, replicate, limits)
+    found += _throttle(telemetry, telemetry_file, replicate, limits)
     return found
 
 
@@ -271,7 +272,7 @@ def foreign_share(telemetry: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _foreign(
-    telemetry: Sequence[Mapping[str, Any]], replicate: int, limits: Limits
+    telemetry: Sequence[Mapping[str, Any]], source: str, replicate: int, limits: Limits
 ) -> Iterator[GuardResult]:
     share = foreign_share(telemetry)
     yield GuardResult(
@@ -286,12 +287,12 @@ def _foreign(
             if share is not None
             else f"the CPU use of others is unknown (replicate {replicate})"
         ),
-        source="telemetry.jsonl",
+        source=source,
     )
 
 
 def _throttle(
-    telemetry: Sequence[Mapping[str, Any]], replicate: int, limits: Limits
+    telemetry: Sequence[Mapping[str, Any]], source: str, replicate: int, limits: Limits
 ) -> Iterator[GuardResult]:
     told = [t["throttled"] for t in telemetry if t.get("throttled") is not None]
     if not told:
@@ -306,5 +307,5 @@ def _throttle(
         limit=limits.throttled_share,
         text=f"the device was throttled in {share:.1%} of the samples: {reason} "
         f"(replicate {replicate})",
-        source="telemetry.jsonl",
+        source=source,
     )

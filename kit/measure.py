@@ -100,7 +100,15 @@ class Measure:
 
     def read(self, raw: Raw) -> Reading:
         """Compute the reading and give it this measure's name and unit."""
-        return self.compute(raw).model_copy(update={"name": self.name, "unit": self.unit})
+        found = self.compute(raw)
+        return Reading(
+            name=self.name,
+            unit=self.unit,
+            value=found.value,
+            n=found.n,
+            reason=found.reason,
+            sources=found.sources,
+        )
 
 
 @dataclass(frozen=True)

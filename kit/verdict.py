@@ -174,7 +174,9 @@ def _decide(
             p is not None and p <= ALPHA
             for p in (effect.p_beyond, effect.p_within, effect.p_reversed)
         )
-    claim = f"a {hypothesis.direction} of {hypothesis.measure} by more than {hypothesis.margin:.0%}"
+    article = "an" if hypothesis.direction == "increase" else "a"
+    change = f"{article} {hypothesis.direction} of {hypothesis.measure}"
+    claim = f"{change} by more than {hypothesis.margin:.0%}"
     if beyond and quality:
         return Verdict(word="not supported", reason=f"quality: {quality[0]}")
     if beyond:
