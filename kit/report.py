@@ -107,8 +107,7 @@ def render(manifest: Manifest, language: str) -> str:
         "cost": _cost(manifest, notes),
         "command": command(manifest),
     }
-    body = environment.get_template("report.md.j2").render(values, notes=_Later(notes))
-    return body
+    return environment.get_template("report.md.j2").render(values, notes=_Later(notes))
 
 
 class _Later:
@@ -209,15 +208,16 @@ def _effect(manifest: Manifest, notes: Notes) -> dict[str, Any] | None:
         for s in x.sources
     ]
     known = {"ratio": effect.ratio, "low": effect.low, "high": effect.high}
-    return {k: notes.number(f"{v:.3f}", sources) if v is not None else None for k, v in known.items()}
+    return {
+        name: None if value is None else notes.number(f"{value:.3f}", sources)
+        for name, value in known.items()
+    }
 
 
 def _replicates(manifest: Manifest, notes: Notes, language: str) -> list[dict[str, Any]]:
     rows = []
     for r in manifest.replicates:
-        reading = next(
-            (x for x in r.readings if x.name == manifest.plan.hypothesis.measure), None
-        )
+        reading = next((x for x in r.readings if x.name == manifest.plan.hypothesis.measure), None)
         if reading is None or reading.value is None:
             value: Any = reading.reason if reading else "—"
         else:

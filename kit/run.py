@@ -23,7 +23,7 @@ import docker
 
 from kit import build, engine, facts, identity, model, owner, report, store
 from kit.analyse import analyse, answered, refused
-from kit.compose import Runtime
+from kit.compose import Runtime, runtime_of
 from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied, UsageError
 from kit.experiment import (
     Experiment,
@@ -194,7 +194,10 @@ def _prepare(
         seed=options.seed,
         resources=resources,
     )
-    runtimes = {r.id: Runtime(built[r.id].image_id, r.interpreter, r.user) for r in records}
+    runtimes = {
+        r.id: runtime_of(client, built[r.id].image_id, interpreter=r.interpreter, user=r.user)
+        for r in records
+    }
     return Prepared(plan, lines, ran, runtimes, files.path, platform)
 
 
@@ -322,7 +325,14 @@ def _finishing(record: Record, say: Say) -> Iterator[None]:
         raise
 
 
-def _measure_all(client: docker.DockerClient, record: Record, prepared: Prepared, say: Say) -> None:
+def _measure_all(
+    client: docker.DockerClient,
+    record: Record,
+    experiment: Experiment,
+    prepared: Prepared,
+    say: Say,
+) -> str | None:
+    """Measure the replicates; return the engine's words when it says that it cannot do this."""
     plan, platform = prepared.plan, prepared.platform
     bench = Bench(
         client=client,
