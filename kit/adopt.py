@@ -13,7 +13,7 @@ import yaml
 
 from kit import image as images
 from kit.errors import ImageMissing, UsageError
-from kit.image import Cuda, ImageRecord, engine_image_id, load_images
+from kit.image import ImageRecord, engine_image_id, load_images
 from kit.store import write_text
 from kit.value import parse_value
 
@@ -29,7 +29,7 @@ def adopt(
     reference: str,
     image_id: str,
     *,
-    cuda: Cuda,
+    cuda: str,
     interpreter: str,
     entrypoint: Sequence[str],
     user: str,

@@ -13,7 +13,7 @@ from typing import Literal
 
 from kit import console, debian, engine, process, wheels
 from kit.errors import BuildFailed, DiskFull, IdentityMismatch, ImageMissing
-from kit.image import Identity, ImageRecord, engine_image_id, read_identity
+from kit.image import Identity, ImageRecord, engine_image_id, read_identity, told_identity
 from kit.lock_file import (
     InsideFacts,
     Lock,
@@ -87,7 +87,8 @@ def _adopt(record: ImageRecord) -> BuiltImage:
             f"the adopted image {record.id} is not on this engine",
             hint=f"load or pull it so that its id is {record.engine_id}",
         )
-    return BuiltImage(record, image_id, read_identity(image_id), None, "adopted", "declared")
+    identity = told_identity(image_id) or read_identity(image_id)
+    return BuiltImage(record, image_id, identity, None, "adopted", "declared")
 
 
 def _built(

@@ -6,6 +6,7 @@ stdout carries data (tables, JSON), stderr everything meant for a person.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -306,6 +307,36 @@ def use_command(
     values = use(image, model, platform, console.say)
     if as_json:
         console.data(values)
+
+
+@app.command("adopt")
+def adopt_command(
+    reference: Annotated[str, typer.Argument(help="Tag or id of an image on this engine.")],
+    image: Annotated[str, typer.Option("--id", help="The id it gets here.")],
+    cuda: Annotated[str, typer.Option(help="cpu, cu129 or cu130.")] = "cu130",
+    interpreter: Annotated[str, typer.Option(help="Python inside, with its full path.")] = (
+        "/usr/bin/python3"
+    ),
+    entrypoint: Annotated[str, typer.Option(help="Words that start vLLM, before `serve`.")] = (
+        "vllm"
+    ),
+    user: Annotated[str, typer.Option(help="UID:GID to run as.")] = "10001:0",
+    as_json: Json = False,
+) -> None:
+    """Let this machine measure an image that the kit did not build; every manifest says so."""
+    from kit.adopt import adopt
+
+    record = adopt(
+        reference,
+        image,
+        cuda=cuda,
+        interpreter=interpreter,
+        entrypoint=shlex.split(entrypoint),
+        user=user,
+        say=console.say,
+    )
+    if as_json:
+        console.data(record.model_dump(mode="json", exclude_defaults=True))
 
 
 @app.command("sweep")

@@ -21,6 +21,7 @@ from kit.paths import ROOT
 from kit.plan import PlannedArm, Resources
 from kit.topology import Topology
 
+MOUNT = "/kit"  # kit/inside is mounted below it
 HIDDEN = ("KIT_", "COMPOSE_")  # what compose would take from the caller's surroundings
 
 
@@ -35,11 +36,32 @@ class Stack:
 
 @dataclass(frozen=True)
 class Runtime:
-    """How an image is used, from its record: the engine's id of it, interpreter, user."""
+    """How an image is used, from its record: the engine's id of it, interpreter, user.
+
+    `python_path` is what the kit's own modules need inside: the mount, then the image's own path.
+    """
 
     engine_id: str
     interpreter: str
     user: str
+    python_path: str = MOUNT
+
+
+def runtime_of(engine_id: str, *, interpreter: str, user: str) -> Runtime:
+    """Return how an image on this engine is used; an image's own PYTHONPATH is kept after ours."""
+    client = engine.connect()
+    try:
+        config: Mapping[str, Any] = client.images.get(engine_id).attrs["Config"]
+    finally:
+        client.close()
+    own = [
+        folder
+        for word in config.get("Env") or []
+        if word.startswith("PYTHONPATH=")
+        for folder in word.removeprefix("PYTHONPATH=").split(":")
+        if folder
+    ]
+    return Runtime(engine_id, interpreter, user, ":".join([MOUNT, *own]))
 
 
 @dataclass(frozen=True)
@@ -132,6 +154,7 @@ def _set_client(
     service: dict[str, Any], runtime: Runtime, place: Placement, resources: Resources
 ) -> None:
     service["image"] = runtime.engine_id
+    service["environment"]["PYTHONPATH"] = escape(runtime.python_path)
     service["user"] = place.client_user
     service["cpuset"] = place.client_cpuset
     service["mem_limit"] = str(resources.client_memory_bytes)

@@ -182,8 +182,9 @@ class ContainerPlace:
 
     `interpreter` and `image` come from the image record (`image`: `config_digest` and
     `diff_ids` as locked); `server_info` is the server's answer to GET
-    /server_info?config_format=json, None where nobody asked. The folder `kit/inside` must be
-    mounted as `<python_path>/inside`. Make a new place to look again.
+    /server_info?config_format=json, None where nobody asked. `python_path` are the folders in
+    which Python looks for modules; `kit/inside` must be mounted in the first of them. Make a new
+    place to look again.
     """
 
     client: docker.DockerClient

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import docker
 import docker.errors
 
-from kit.errors import ClientFailed, ProbeFailed
+from kit.errors import ClientFailed, DiskFull, KitError, ProbeFailed
 
 
 class ClientBox:
     """The client container of one replicate."""
 
-    def __init__(self, client: docker.DockerClient, container: Any, interpreter: str) -> None:
+    def __init__(
+        self,
+        client: docker.DockerClient,
+        container: Any,
+        interpreter: str,
+        python_path: str = "/kit",
+    ) -> None:
         self._api = client.api
         self._container = container
         self._interpreter = interpreter
+        self._python_path = python_path
 
     def ask(self, method: str, url: str, *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Send one control request; return {status, body, error}."""
@@ -49,7 +58,7 @@ class ClientBox:
             exec_id = self._api.exec_create(
                 self._container.id,
                 [self._interpreter, "-m", module, *words],
-                environment={"PYTHONPATH": "/kit"},
+                environment={"PYTHONPATH": self._python_path},
             )["Id"]
             stream = self._api.exec_start(exec_id, stream=True, demux=True)
             pending, errors = b"", b""
@@ -66,7 +75,16 @@ class ClientBox:
                 f"the engine would not run {module} in the client container: {error.explanation}"
             ) from None
         if code:
-            raise ClientFailed(
-                f"{module} ended with exit code {code} in the client container",
-                detail=errors.decode("utf-8", "replace"),
-            )
+            raise _client_error(module, code, errors.decode("utf-8", "replace"))
+
+
+def _client_error(module: str, code: int, words: str) -> KitError:
+    """Tell a full disk from a fault of the load generator itself."""
+    if os.strerror(errno.ENOSPC) in words:
+        return DiskFull(
+            "no space left while the client container wrote its samples",
+            hint="free space, or choose --out elsewhere",
+        )
+    return ClientFailed(
+        f"{module} ended with exit code {code} in the client container", detail=words
+    )

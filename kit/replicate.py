@@ -61,16 +61,14 @@ def measure_slot(bench: Bench, slot: Slot) -> Replicate:
     folder = bench.folder(slot)
     started, begin = now_utc(), time.monotonic()
     out = bench.run / folder
-    _make_out(out)
-    stack = _render(bench, slot, out)
-    found: list[Fact] = []
     log = watch.EventLog(bench.run_id, out / "events.jsonl")
-    with log:
-        try:
-            with _started(bench, stack, out):
-                found = _measure(bench, slot, stack, out)
-        finally:
-            give_to_caller(out)
+    try:
+        _make_out(out)
+        stack = _render(bench, slot, out)
+        with log, _started(bench, stack, out):
+            found = _measure(bench, slot, stack, out)
+    finally:
+        give_to_caller(out)
     wall_s = time.monotonic() - begin
     load_s = _load_s(out, bench.plan.phases)
     return Replicate(
@@ -165,7 +163,7 @@ def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
         wait_healthy(container, service, timeout_s=plan.resources.ready_timeout_s, say=bench.say)
     container = service_container(bench.client, stack.project, "client")
     runtime = bench.runtimes[plan.client_image.id]
-    box = ClientBox(bench.client, container, runtime.interpreter)
+    box = ClientBox(bench.client, container, runtime.interpreter, runtime.python_path)
     info = _server_info(box, topology)
     shown = {part: shown_config(info, part) for part in ("vllm_config", "vllm_env")}
     write_json(out / "server_info.json", shown)
@@ -202,6 +200,7 @@ def _facts(
             container=container,
             service=service,
             interpreter=runtime.interpreter,
+            python_path=runtime.python_path,
             image=bench.images[image.id].model_dump(mode="json"),
             server_info=None if service == "client" else info,
         )

@@ -23,7 +23,7 @@ import docker
 
 from kit import build, engine, facts, identity, model, owner, report, store
 from kit.analyse import analyse, answered, refused
-from kit.compose import Runtime, runtime_of
+from kit.compose import MOUNT, Runtime, runtime_of
 from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied, UsageError
 from kit.experiment import (
     Experiment,
@@ -92,7 +92,8 @@ class Record:
         store.write_text(self.folder / "manifest.json", manifest_json(self.manifest))
 
     def finish(self, status: Status, **changes: object) -> None:
-        """Hash all files and set the final status."""
+        """Hash all files and set the final status; a full disk gives the reserved space back."""
+        store.release(self.folder)
         files = store.hash_files(self.folder)
         self.update(status=status, finished_utc=now_utc(), files=files, **changes)
 
@@ -195,7 +196,7 @@ def _prepare(
         resources=resources,
     )
     runtimes = {
-        r.id: runtime_of(client, built[r.id].image_id, interpreter=r.interpreter, user=r.user)
+        r.id: runtime_of(built[r.id].image_id, interpreter=r.interpreter, user=r.user)
         for r in records
     }
     return Prepared(plan, lines, ran, runtimes, files.path, platform)
@@ -212,12 +213,12 @@ def _choose_images(
 def _entrypoint(record: ImageRecord, options: Options) -> tuple[str, ...]:
     if options.stub is None:
         return record.entrypoint
-    return (record.interpreter, "-m", "inside.stub")
+    return ("env", "-C", MOUNT, record.interpreter, "-m", "inside.stub")
 
 
 def _on_stub(experiment: Experiment, stub: Mapping[str, Any]) -> Experiment:
     """Let the kit's stub stand in for vLLM: it is told what to plant by its environment."""
-    env = {**experiment.env, "PYTHONPATH": "/kit", "KIT_STUB": json.dumps(dict(stub))}
+    env = {**experiment.env, "KIT_STUB": json.dumps(dict(stub))}
     return replace(experiment, env=env)
 
 
@@ -261,8 +262,9 @@ def _carry_out(
     folder = options.out / plan.experiment / plan.case / stamp
     say(f"run {run_id}, plan {plan.sha256[:12]}, {len(plan.slots)} replicates")
     with owner.claim(run_id, folder):
-        record = _open_record(run_id, folder, prepared)
+        record = _new_record(run_id, folder, prepared)
         with _finishing(record, say):
+            _lay_out(record, prepared)
             place = HostPlace(client=client, endpoint_kind=engine.endpoint_kind())
             record.update(facts=tuple(facts.collect(place)))
             unsupported = _measure_all(client, record, experiment, prepared, say)
@@ -271,15 +273,22 @@ def _carry_out(
     return record.manifest, folder
 
 
-def _open_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
-    plan = prepared.plan
+def _lay_out(record: Record, prepared: Prepared) -> None:
+    """Make the run folder: the manifest first, so that nothing is ever there without one."""
+    store.make_folder(record.folder / "workload")
+    store.reserve(record.folder)
+    record.update()
     for phase, lines in prepared.files.items():
-        store.write_bytes(folder / "workload" / f"{phase}.jsonl", lines)
-    for path in (folder, folder / "workload"):
+        store.write_bytes(record.folder / "workload" / f"{phase}.jsonl", lines)
+    for path in (record.folder, record.folder / "workload"):
         path.chmod(0o755)  # the client container reads the workload as another user
-    for path in (folder / "workload").iterdir():
+    for path in (record.folder / "workload").iterdir():
         path.chmod(0o644)
-    store.write_json(folder / "plan.json", plan.model_dump(mode="json"))
+    store.write_json(record.folder / "plan.json", prepared.plan.model_dump(mode="json"))
+
+
+def _new_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
+    plan = prepared.plan
     manifest = Manifest(
         run_id=run_id,
         status="running",
@@ -301,9 +310,7 @@ def _open_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
         failure=None,
         files={},
     )
-    record = Record(manifest, folder)
-    record.update()
-    return record
+    return Record(manifest, folder)
 
 
 @contextlib.contextmanager

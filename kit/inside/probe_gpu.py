@@ -7,6 +7,7 @@ JSON object of fields when started by itself. Never reads serial numbers.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import importlib
 import json
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from .probe_field import READ_ERRORS, Absent, Field, read_field, read_text
@@ -303,9 +305,28 @@ def _binding() -> str:
         raise Absent("nvidia-ml-py is not installed") from None
 
 
+def load_driver_library(environ: Path = Path("/proc/1/environ")) -> bool:
+    """Load libnvidia-ml from the library path of process 1; return whether it was there.
+
+    A CDI description may name the driver's folder only in the environment that it gives to
+    process 1; a probe that the engine starts by `exec` does not get that environment. Once
+    loaded under its own name, NVML's binding finds it.
+    """
+    with contextlib.suppress(OSError):
+        for word in environ.read_bytes().split(b"\0"):
+            name, _, value = word.decode("utf-8", "replace").partition("=")
+            for folder in value.split(":") if name == "LD_LIBRARY_PATH" else ():
+                if folder:
+                    with contextlib.suppress(OSError):
+                        ctypes.CDLL(str(Path(folder) / "libnvidia-ml.so.1"))
+                        return True
+    return False
+
+
 def gpu_section() -> dict[str, Field]:
     """Return all fields, with the binding that was used."""
     binding = read_field("importlib.metadata", _binding)
+    load_driver_library()
     try:
         nvml: Nvml = importlib.import_module("pynvml")
     except ImportError as error:
