@@ -33,6 +33,7 @@ from kit.errors import (
 )
 
 DEFAULT_SOCKET = "unix:///var/run/docker.sock"
+SYSTEM_CLI = "/usr/bin/docker"
 MINIMUM_ENGINE = 26
 SETUP_HINT = "run `nox -s engine`, or install Docker Engine >= 26 with compose v2 and buildx"
 _KINDS = {"unix": "unix socket", "tcp": "tcp", "http": "tcp", "https": "tcp", "ssh": "ssh"}
@@ -221,7 +222,7 @@ def cli_program() -> str:
     The distribution's own comes first: a bare client that stands earlier in PATH lacks plugins.
     Raises `EngineMissing`.
     """
-    names = ["/usr/bin/docker"]
+    names = [SYSTEM_CLI]
     names += [f"{folder}/docker" for folder in os.get_exec_path() if folder]
     found = [name for name in dict.fromkeys(names) if shutil.which(name)]
     for name in found:

@@ -136,7 +136,7 @@ def read_lock(record: ImageRecord) -> Lock:
         )
     if not record.locked:
         raise NotLocked(
-            f"{record.id} has {lock_state(record)}",
+            f"{record.id} is {lock_state(record)}",
             hint=f"`nox -s lock -- {record.id} --write`, where the wheel's source is reachable",
         )
     lock = _read(Lock, record.lock_dir / INPUTS)

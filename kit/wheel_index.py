@@ -40,8 +40,11 @@ def fetch_wheel(commit: str, cuda: str, folder: Path, *, sha256: str | None = No
             raise _absent(client, commit, cuda)
         _check_status(reply, "the listing")
         item = _pick(reply, cuda, commit)
-        url = urljoin(listing, str(item.get("path") or item["filename"]))
-        return _download(client, url, folder / str(item["filename"]), sha256)
+        name = str(item["filename"])
+        if Path(name).name != name:
+            raise BadFile(f"the wheel index lists `{name}`, which is no file name")
+        url = urljoin(listing, str(item.get("path") or name))
+        return _download(client, url, folder / name, sha256)
 
 
 def _get(client: httpx.Client, url: str) -> httpx.Response:
@@ -108,19 +111,24 @@ def _variant_of(item: dict[str, Any]) -> str | None:
     return str(item["variant"]) if item.get("variant") else None
 
 
+def _check_served(reply: httpx.Response, name: str) -> None:
+    if reply.status_code in _GONE:
+        raise GoneUpstream(
+            f"the wheel index lists {name} but no longer serves it",
+            hint="take the wheel from a bundle",
+        )
+    _check_status(reply, name)
+
+
 def _download(client: httpx.Client, url: str, target: Path, sha256: str | None) -> Path:
     digest = hashlib.sha256()
     try:
-        with client.stream("GET", url) as reply, target.open("wb") as sink:
-            if reply.status_code in _GONE:
-                raise GoneUpstream(
-                    f"the wheel index lists {target.name} but no longer serves it",
-                    hint="take the wheel from a bundle",
-                )
-            _check_status(reply, target.name)
-            for chunk in reply.iter_bytes(1 << 20):
-                digest.update(chunk)
-                sink.write(chunk)
+        with client.stream("GET", url) as reply:
+            _check_served(reply, target.name)
+            with target.open("wb") as sink:
+                for chunk in reply.iter_bytes(1 << 20):
+                    digest.update(chunk)
+                    sink.write(chunk)
     except httpx.HTTPError as error:
         target.unlink(missing_ok=True)
         raise _unreachable(error) from None
