@@ -188,7 +188,7 @@ def run_cell(
         word, ran = run_once(cell, np.random.default_rng([seed, stream, number]), number)
         words[word] += 1
         pairs += ran
-    gc.collect()  # the workers collect here only: a third of their time otherwise
+    gc.collect()  # the workers collect here only: a fifth of their time otherwise
     return words, pairs
 
 

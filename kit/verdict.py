@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -86,10 +87,28 @@ def margin_log(hypothesis: Hypothesis) -> float:
     return math.log1p(hypothesis.margin)
 
 
-def gains_of(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> list[float]:
-    """Return each pair's log ratio in the direction of the hypothesis; values must be above 0."""
+@dataclass(frozen=True)
+class Sides:
+    """Each pair's log ratio past a limit: above 0 speaks for what the field is named after.
+
+    Rounded to 1e-12, so that an effect of exactly the margin is on neither side of it.
+    """
+
+    beyond: tuple[float, ...]
+    within: tuple[float, ...]
+    reversed: tuple[float, ...]
+
+
+def sides_of(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> Sides:
+    """Return where the pairs lie: beyond the margin, within it, beyond it the other way."""
     sign = -1.0 if hypothesis.direction == "decrease" else 1.0
-    return [sign * math.log(b / a) for a, b in pairs]
+    gains = [sign * math.log(b / a) for a, b in pairs]
+    margin = margin_log(hypothesis)
+    return Sides(
+        beyond=tuple(round(g - margin, 12) for g in gains),
+        within=tuple(round(margin - g, 12) for g in gains),
+        reversed=tuple(round(-g - margin, 12) for g in gains),
+    )
 
 
 def effect_of(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> Effect:
@@ -108,11 +127,11 @@ def effect_of(hypothesis: Hypothesis, pairs: Sequence[Pair]) -> Effect:
         half = float(stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
         found |= {"low": math.exp(mean - half), "high": math.exp(mean + half)}
     if hypothesis.kind == "ratio":
-        gain, margin = np.asarray(gains_of(hypothesis, pairs)), margin_log(hypothesis)
+        sides = sides_of(hypothesis, pairs)
         found |= {
-            "p_beyond": sign_flip_p(gain - margin),
-            "p_within": sign_flip_p(margin - gain),
-            "p_reversed": sign_flip_p(-gain - margin),
+            "p_beyond": sign_flip_p(sides.beyond),
+            "p_within": sign_flip_p(sides.within),
+            "p_reversed": sign_flip_p(sides.reversed),
         }
     return effect.model_copy(update=found)
 
@@ -214,11 +233,11 @@ def _sequential(
     """Decide by the registered looks; nothing is decided when the run ended between two."""
     if len(pairs) not in stopping.looks:
         return False, False, False
-    margin = margin_log(hypothesis)
-    gains = gains_of(hypothesis, pairs)
-    beyond = stops_at(stopping, [g - margin for g in gains]) is not None
-    within = stops_at(stopping, [margin - g for g in gains]) is not None
-    is_reversed = stops_at(stopping, [-g - margin for g in gains]) is not None
+    sides = sides_of(hypothesis, pairs)
+    beyond, within, is_reversed = (
+        stops_at(stopping, side) is not None
+        for side in (sides.beyond, sides.within, sides.reversed)
+    )
     return beyond and not within, within and not beyond, is_reversed
 
 

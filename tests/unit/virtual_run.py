@@ -1,0 +1,121 @@
+"""Virtual runs on disk: the files that a real run leaves, with what is planted known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kit import store
+from kit.analyse import analyse
+from kit.experiment import find_experiment
+from kit.fact import Fact
+from kit.manifest import Cost, KitIdentity, Manifest, RanImage, manifest_json
+from kit.measure import Scrape
+from kit.virtual import VirtualRun, World, bench_frame, draw_run, frame
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def drawn(effect: float = 0.30, *, pairs: int = 8, seed: int = 1, **planted: Any) -> VirtualRun:
+    """Draw one run of the attack bench."""
+    world = World(effect=effect, **planted)
+    return draw_run(bench_frame(1, pairs, None), world, np.random.default_rng(seed))
+
+
+def exp1_run(effect: float = -0.30, *, pairs: int = 6, seed: int = 1) -> VirtualRun:
+    """Draw one run of exp1_prefix_cache with the facts that a report shows."""
+    shared = frame("exp1_prefix_cache", find_experiment("exp1_prefix_cache"), pairs=pairs)
+    run = draw_run(shared, World(effect=effect), np.random.default_rng(seed))
+    seen = (_fact("vllm", "commit", COMMIT, "server"), _fact("vllm", "version", "0.32.0", "server"))
+    run.replicates = [r.model_copy(update={"facts": (*r.facts, *seen)}) for r in run.replicates]
+    return run
+
+
+def _fact(group: str, name: str, value: Any, service: str | None = None) -> Fact:
+    return Fact(
+        group=group, name=name, value=value, how="planted", state="verified", service=service
+    )
+
+
+def metrics_text(scrape: Scrape) -> str:
+    """Write a scrape as the engine would."""
+    lines = []
+    for (name, labels), value in scrape.values.items():
+        inner = ",".join(f'{k}="{v}"' for k, v in sorted(labels))
+        lines.append(f"{name}{{{inner}}} {value!r}" if inner else f"{name} {value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def write_raw(folder: Path, run: VirtualRun) -> None:
+    """Write what a run leaves before anything is concluded."""
+    for phase, lines in run.files.items():
+        store.write_bytes(folder / "workload" / f"{phase}.jsonl", lines)
+    store.write_json(folder / "plan.json", run.plan.model_dump(mode="json"))
+    for replicate in run.replicates:
+        if replicate.replicate not in run.raws:
+            continue
+        raw, home = run.raws[replicate.replicate], folder / replicate.folder
+        for window in raw.windows.values():
+            place = folder / window.folder
+            samples = "".join(json.dumps(s, ensure_ascii=False) + "\n" for s in window.samples)
+            store.write_text(place / "samples.jsonl", samples)
+            store.write_json(place / "load.json", dict(window.load))
+            scrapes = "".join(
+                json.dumps({"t_s": s.t_s, "status": 200, "text": metrics_text(s)}) + "\n"
+                for s in window.scrapes
+            )
+            store.write_bytes(place / "metrics.jsonl.gz", gzip.compress(scrapes.encode()))
+        store.write_json(home / "server_info.json", dict(raw.server_info))
+        told = "".join(json.dumps(t) + "\n" for t in run.telemetry[replicate.replicate])
+        store.write_text(home / "telemetry.jsonl", told)
+        store.write_text(home / "events.jsonl", "{}\n")
+
+
+def write_run(folder: Path, run: VirtualRun) -> Manifest:
+    """Write a whole run: raw files, then the manifest computed from them."""
+    write_raw(folder, run)
+    found = analyse(folder, run.plan, run.experiment, run.replicates)
+    image = run.plan.client_image
+    manifest = Manifest(
+        run_id="20260101t000000abcdef",
+        status="complete",
+        started_utc="2026-01-01T00:00:00.000Z",
+        finished_utc="2026-01-01T00:10:00.000Z",
+        kit=KitIdentity(version="0", commit=COMMIT, dirty=False, diff_sha256=None),
+        plan=run.plan,
+        plan_sha256=run.plan.sha256,
+        images=(
+            RanImage(
+                id=image.id,
+                engine_id="sha256:1",
+                config_digest="sha256:2",
+                diff_ids=(),
+                identity=image.identity,
+                lock_sha256=None,
+                how="planted",
+                state="verified",
+            ),
+        ),
+        facts=(
+            _fact("host", "cpu_model", "Virtual CPU"),
+            _fact("host", "memory_total_bytes", 8 * 2**30),
+            _fact("gpu", "driver_version", "580.1.2"),
+        ),
+        replicates=found.replicates,
+        guards=found.guards,
+        confounders=found.confounders,
+        not_acted=found.not_acted,
+        comparisons=found.comparisons,
+        effect=found.effect,
+        verdict=found.verdict,
+        notices=found.notices,
+        cost=Cost(wall_s=12.0, accounted_s=11.5, ratio=12 / 11.5),
+        failure=None,
+        files=store.hash_files(folder),
+    )
+    store.write_text(folder / "manifest.json", manifest_json(manifest))
+    return manifest
