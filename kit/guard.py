@@ -19,6 +19,7 @@ class Limits(Value):
     throttled_share: float = 0.01
     token_count_share: float = 0.01
     clock_step_s: float = 0.001
+    device_memory_bytes: int = 64 * 2**20  # what the driver itself keeps moves by some MiB
 
 
 class GuardResult(Value):
@@ -309,3 +310,47 @@ def _throttle(
         f"(replicate {replicate})",
         source=source,
     )
+
+
+def _devices(seen: Mapping[str, Any], replicate: int, limits: Limits) -> Iterator[GuardResult]:
+    """Check that nobody else computed on the devices, and that all of their memory came back."""
+    if not seen:
+        return
+    strangers = [p["name"] for each in seen["before"] for p in each["processes"] or ()]
+    yield GuardResult(
+        name="device_shared",
+        replicate=replicate,
+        ok=not strangers,
+        seen=len(strangers),
+        limit=0,
+        text=f"{len(strangers)} other processes were on the device before the start: "
+        f"{', '.join(sorted(strangers)) or 'none'} (replicate {replicate})",
+        source="devices.json",
+    )
+    kept = kept_bytes(seen)
+    holders = [p["name"] for each in seen["after"] for p in each["processes"] or ()]
+    yield GuardResult(
+        name="device_memory",
+        replicate=replicate,
+        ok=kept is not None and kept <= limits.device_memory_bytes,
+        seen=kept,
+        limit=limits.device_memory_bytes,
+        text=(
+            f"{kept / 2**20:.0f} MiB of device memory did not come back, held by "
+            f"{', '.join(sorted(holders)) or 'nobody that shows'} (replicate {replicate})"
+            if kept is not None
+            else f"the device does not tell its memory (replicate {replicate})"
+        ),
+        source="devices.json",
+    )
+
+
+def kept_bytes(seen: Mapping[str, Any]) -> int | None:
+    """Return by how many bytes the device that grew most is above where it was before."""
+    used = [
+        (then["memory_used_bytes"], now["memory_used_bytes"])
+        for then, now in zip(seen["before"], seen["after"], strict=True)
+    ]
+    if any(then is None or now is None for then, now in used):
+        return None
+    return max((now - then for then, now in used), default=0)

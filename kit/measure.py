@@ -79,10 +79,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Raw:
-    """All raw data of one replicate; `windows` by phase name."""
+    """All raw data of one replicate; `windows` by phase name.
+
+    `devices` is what was on the accelerators before its stack and after it; empty without any.
+    """
 
     windows: Mapping[str, Window]
     server_info: Mapping[str, Any] = field(default_factory=dict)
+    devices: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def measured(self) -> Window:
@@ -140,8 +144,12 @@ def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
             scrapes=tuple(_scrapes(run / folder / "metrics.jsonl.gz")),
             load=_json(run / folder / "load.json"),
         )
-    info = run / replicate / "server_info.json"
-    return Raw(windows=windows, server_info=_json(info) if info.exists() else {})
+    info, devices = (run / replicate / name for name in ("server_info.json", "devices.json"))
+    return Raw(
+        windows=windows,
+        server_info=_json(info) if info.exists() else {},
+        devices=_json(devices) if devices.exists() else {},
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

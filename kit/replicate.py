@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from kit.plan import PORT, Plan, PlannedPhase, Slot
 from kit.platform import parse_cpus
 from kit.ready import check_alive, service_container, wait_healthy
 from kit.store import disk_error, give_to_caller, write_json, write_text
+from kit.telemetry_gpu import EVERY_S, Devices
 from kit.topology import Topology
 
 Say = Callable[[str], None]
@@ -51,6 +52,8 @@ class Bench:
     server_cpuset: str
     client_cpuset: str
     say: Say
+    device_indices: tuple[int, ...] = ()
+    devices: Devices | None = None  # open while a replicate runs
 
     def folder(self, slot: Slot) -> str:
         return f"replicates/{slot.replicate:02d}-pair{slot.pair}-{slot.role}"
@@ -136,6 +139,19 @@ def _started(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
                 compose.down(stack, grace_s=bench.plan.resources.stop_grace_s)
             finally:
                 owner.remove_objects(bench.client, bench.run_id)
+
+
+@contextlib.contextmanager
+def _watched(bench: Bench, out: Path) -> Iterator[Bench]:
+    """Open the run's devices, and record what was on them before the stack and after it."""
+    if not bench.device_indices:
+        yield bench
+        return
+    with (
+        Devices(bench.device_indices) as devices,
+        devices.given_back(lambda seen: write_json(out / "devices.json", seen)),
+    ):
+        yield replace(bench, devices=devices)
 
 
 def _save_logs(bench: Bench, stack: Stack, out: Path) -> None:
@@ -260,7 +276,10 @@ def _telemetry(bench: Bench, servers: Mapping[str, Any], out: Path) -> watch.Tel
             )
             if c.id not in ours
         ]
-    return watch.Telemetry(ours, cpus, out / "telemetry.jsonl")
+    path = out / "telemetry.jsonl"
+    if bench.devices is None:
+        return watch.Telemetry(ours, cpus, path)
+    return watch.Telemetry(ours, cpus, path, every_s=EVERY_S, devices=bench.devices.sample)
 
 
 def _load_s(out: Path, phases: tuple[PlannedPhase, ...]) -> float:

@@ -352,6 +352,7 @@ def _measure_all(
         model=prepared.model,
         accel=platform.accel,
         device=platform.device,
+        device_indices=tuple(each.index for each in platform.devices[:1]),
         server_cpuset=platform.server_cpuset,
         client_cpuset=platform.client_cpuset,
         say=say,

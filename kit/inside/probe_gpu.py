@@ -258,7 +258,8 @@ SYSTEM_FIELDS: dict[str, tuple[str, Callable[[Nvml], Any]]] = {
 }
 
 
-def _errors(nvml: Nvml) -> tuple[type[Exception], ...]:
+def nvml_errors(nvml: Nvml) -> tuple[type[Exception], ...]:
+    """Return what a call through this module may raise: NVML's own error and plain ones."""
     own = getattr(nvml, "NVMLError", None)  # a module that shadows nvidia-ml-py may lack it
     return (*READ_ERRORS, own) if own is not None else READ_ERRORS
 
@@ -269,7 +270,7 @@ def probe(nvml: Nvml) -> dict[str, Field]:
     Without a usable library every system field is null with that one reason and there are no
     devices. Names of device fields start with `device<index>_`.
     """
-    errors = _errors(nvml)
+    errors = nvml_errors(nvml)
     start = read_field("nvmlInit", lambda: nvml.nvmlInit(), errors)
     if start["error"] is not None:
         return {name: {**start, "how": how} for name, (how, _read) in SYSTEM_FIELDS.items()}
