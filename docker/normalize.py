@@ -1,7 +1,8 @@
 """Make an installed virtual environment a pure function of its locked wheels.
 
-Runs inside the build: `normalize.py VENV EPOCH`. Drops what the installer wrote about this host,
-compiles byte code in a fixed way, and sets every modification time to EPOCH.
+Runs inside the build: `normalize.py VENV EPOCH DROPPED`. Drops what the installer wrote about this
+host and the files listed in DROPPED, compiles byte code in a fixed way, and sets every
+modification time to EPOCH.
 """
 
 import csv
@@ -16,19 +17,27 @@ from pathlib import Path
 LARGE = ("torch", "transformers", "sympy", "vllm")
 
 
-def drop_host_traces(venv: Path, packages: Path) -> None:
-    """Remove the installer's notes: file times, local paths, its own cache marks."""
+def read_dropped(path: Path) -> set[str]:
+    """Return the paths that DROPPED lists."""
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def drop_files(venv: Path, packages: Path, dropped: set[str]) -> None:
+    """Remove the installer's notes (file times, local paths, its cache marks) and `dropped`."""
+    for name in dropped:
+        (packages / name).unlink(missing_ok=True)
     for info in sorted(packages.glob("*.dist-info")):
-        gone = set()
+        gone = set(dropped)
         for name in ("uv_cache.json", "direct_url.json"):
             path = info / name
             if path.exists() and (name == "uv_cache.json" or '"file://' in path.read_text()):
                 path.unlink()
                 gone.add(f"{info.name}/{name}")
         record = info / "RECORD"
-        if gone and record.exists():
-            rows = csv.reader(io.StringIO(record.read_text()))
-            kept = sorted(row for row in rows if row and row[0] not in gone)
+        rows = list(csv.reader(io.StringIO(record.read_text()))) if record.exists() else []
+        kept = sorted(row for row in rows if row and row[0] not in gone)
+        if len(kept) < len(rows):
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(kept)
             record.write_text(text.getvalue())
@@ -86,6 +95,6 @@ def stamp(venv: Path, epoch: int) -> None:
 if __name__ == "__main__":
     VENV, EPOCH = Path(sys.argv[1]), int(sys.argv[2])
     PACKAGES = next((VENV / "lib").glob("python3.*/site-packages"))
-    drop_host_traces(VENV, PACKAGES)
+    drop_files(VENV, PACKAGES, read_dropped(Path(sys.argv[3])))
     compile_byte_code(PACKAGES)
     stamp(VENV, EPOCH)

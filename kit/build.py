@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 How = Literal["present", "built", "adopted"]
 State = Literal["verified", "declared", "failed"]
 LOCK_LABEL = "kit.lock.sha256"
-RECIPE = ("Dockerfile", "normalize.py")
+RECIPE = ("Dockerfile", "dropped.txt", "normalize.py")
 _TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
 _SOURCE = "https://github.com/vllm-project/vllm"
 _PROBE = """
@@ -184,7 +184,8 @@ def lay_out_context(lock: Lock, base: Path, folder: Path) -> Path:
     wheels.link_or_copy(base, folder / "base.tar")
     wheels.lay_out(lock.wheels, folder / "wheels")
     shutil.copy2(wheels.uv_program(console.say), folder / "uv")
-    shutil.copyfile(DOCKER / "normalize.py", folder / "normalize.py")
+    for name in ("dropped.txt", "normalize.py"):
+        shutil.copyfile(DOCKER / name, folder / name)
     (folder / "requirements.txt").write_text(render_requirements(lock), encoding="utf-8")
     return folder
 

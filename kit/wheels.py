@@ -306,15 +306,24 @@ def find_conflicts(records: Mapping[str, Mapping[str, str]]) -> list[tuple[str, 
     return sorted(found)
 
 
+def dropped_paths() -> set[str]:
+    """Return the paths, relative to site-packages, that no image keeps (`docker/dropped.txt`)."""
+    lines = (DOCKER / "dropped.txt").read_text(encoding="utf-8").splitlines()
+    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
 def check_conflicts(wheels: Iterable[Wheel]) -> None:
     """Raise `LockConflict` where the result would depend on the order of installation."""
-    conflicts = find_conflicts({w.file: read_record(wheel_path(w)) for w in wheels})
+    dropped = dropped_paths()
+    found = find_conflicts({w.file: read_record(wheel_path(w)) for w in wheels})
+    conflicts = [row for row in found if row[0] not in dropped]
     if conflicts:
         path, first, second = conflicts[0]
         raise LockConflict(
             f"{len(conflicts)} paths are owned by two wheels with different content: "
             f"{path} by {first} and {second}",
-            hint="choose versions that agree by an override in docker/images.yaml",
+            hint="choose versions that agree by an override in docker/images.yaml, "
+            "or list a file that nothing needs in docker/dropped.txt",
             detail="\n".join(" ".join(row) for row in conflicts[:30]),
         )
 
