@@ -44,6 +44,19 @@ def info_label(label: str, *, name: str = CACHE_INFO) -> Callable[[Raw], Reading
     return compute
 
 
+def info_label_is(label: str, prefix: str, *, name: str = CACHE_INFO) -> Callable[[Raw], Reading]:
+    """Measure 1 when a label of an info metric begins with `prefix`, else 0."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.measured
+        found = next((v for s in reversed(window.scrapes) if (v := s.label(name, label))), None)
+        if found is None:
+            return null_reading(f"{name} has no label {label}", 0, window.metrics_file)
+        return reading_of(float(found.startswith(prefix)), 1, window.metrics_file)
+
+    return compute
+
+
 def steps_above(tokens: int) -> Callable[[Raw], Reading]:
     """Measure how many engine steps processed more than `tokens` tokens (an edge of a bucket)."""
     name = "vllm:iteration_tokens_total"
