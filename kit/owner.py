@@ -26,7 +26,7 @@ import docker.errors
 from kit.errors import BadFile, Interrupted, KitError
 from kit.manifest import load_manifest, manifest_json, now_utc
 from kit.paths import cache_dir
-from kit.store import write_text
+from kit.store import give_to_caller, release, write_text
 
 LABEL = "kit.run"
 
@@ -54,8 +54,10 @@ def claim(run_id: str, run_folder: Path) -> Iterator[None]:
         fcntl.flock(held, fcntl.LOCK_EX)
         json.dump({"run_folder": str(run_folder)}, held)
         held.flush()
-        yield
-        _forget(run_id)
+        try:
+            yield
+        finally:  # a run that is killed leaves its file: then `sweep` finds it
+            _forget(run_id)
 
 
 def _forget(run_id: str) -> None:
@@ -84,6 +86,9 @@ def sweep(client: docker.DockerClient) -> list[Leftover]:
             except (ValueError, KeyError):
                 folder = Path()  # died before it wrote the line: it had started nothing
             removed = remove_objects(client, path.stem)
+            if folder.parts:
+                release(folder)
+                give_to_caller(folder)
             mark_interrupted(folder)
             _forget(path.stem)
             found.append(Leftover(path.stem, tuple(removed), folder))

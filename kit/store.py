@@ -14,6 +14,8 @@ from kit.errors import DiskFull, KitError, RunFolderLost
 from kit.manifest import RawFile
 
 NOT_HASHED = {"manifest.json", "report.en.md", "report.zh.md"}
+RESERVE = ".reserve"
+RESERVE_BYTES = 8 << 20  # room for the last manifest when the disk is full
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -33,6 +35,28 @@ def write_bytes(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise disk_error(error, path) from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents. Raises `DiskFull` or `RunFolderLost`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, path) from None
+
+
+def reserve(run: Path) -> None:
+    """Hold space back in the run folder, so that its end can be written on a full disk."""
+    try:
+        with (run / RESERVE).open("wb") as held:
+            os.posix_fallocate(held.fileno(), 0, RESERVE_BYTES)
+    except OSError as error:
+        raise disk_error(error, run / RESERVE) from None
+
+
+def release(run: Path) -> None:
+    """Give the reserved space back."""
+    (run / RESERVE).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -94,6 +118,8 @@ def give_to_caller(folder: Path) -> None:
     """Make every file below a folder the caller's: containers wrote some under their own user."""
     if os.geteuid() != 0:
         return  # then the containers ran under the caller's own user
+    if folder.is_dir():
+        os.chown(folder, os.geteuid(), os.getegid())
     for root, folders, files in os.walk(folder):
         for name in folders + files:
             os.chown(Path(root) / name, os.geteuid(), os.getegid(), follow_symlinks=False)

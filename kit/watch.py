@@ -18,9 +18,34 @@ import docker.errors
 import requests
 
 from kit import engine
+from kit.errors import KitError
 from kit.owner import LABEL
+from kit.store import disk_error
 
 EVENTS = ("start", "health_status", "kill", "die", "oom", "destroy")
+
+
+class JsonLines:
+    """Appends lines to a file from a thread; what goes wrong there is raised in the main one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed: KitError | None = None
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Write one line and flush it; after a failure lines are dropped."""
+        if self._failed is not None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as out:
+                out.write(json.dumps(line) + "\n")
+        except OSError as error:
+            self._failed = disk_error(error, self._path)
+
+    def check(self) -> None:
+        """Raise what went wrong."""
+        if self._failed is not None:
+            raise self._failed
 
 
 class EventLog:
@@ -32,7 +57,7 @@ class EventLog:
 
     def __init__(self, run_id: str, path: Path) -> None:
         self._run_id = run_id
-        self._path = path
+        self._file = JsonLines(path)
         self._stream: Any = None
         self._client: docker.DockerClient | None = None
         self._thread = threading.Thread(target=self._record, daemon=True, name="events")
@@ -47,22 +72,20 @@ class EventLog:
         return self
 
     def _record(self) -> None:
-        with self._path.open("a", encoding="utf-8") as out:
-            for event in self._events():
-                action = event.get("Action", "")
-                if not action.startswith(EVENTS):
-                    continue
-                attributes = event["Actor"]["Attributes"]
-                line = {
-                    "t_s": event["timeNano"] / 1e9,
-                    "action": action,
-                    "service": attributes.get("com.docker.compose.service"),
-                    "container": event["Actor"]["ID"][:12],
-                    "exit_code": attributes.get("exitCode"),
-                }
-                self.lines.append(line)
-                out.write(json.dumps(line) + "\n")
-                out.flush()
+        for event in self._events():
+            action = event.get("Action", "")
+            if not action.startswith(EVENTS):
+                continue
+            attributes = event["Actor"]["Attributes"]
+            line = {
+                "t_s": event["timeNano"] / 1e9,
+                "action": action,
+                "service": attributes.get("com.docker.compose.service"),
+                "container": event["Actor"]["ID"][:12],
+                "exit_code": attributes.get("exitCode"),
+            }
+            self.lines.append(line)
+            self._file.append(line)
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """Yield events until the stream is closed, here or by the engine's end."""
@@ -80,12 +103,14 @@ class EventLog:
             time.sleep(0.05)
         return False
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
         self._thread.join(timeout=5)
         if self._client is not None:
             self._client.close()
+        if kind is None:
+            self._file.check()
 
 
 def accounted_s(events: Sequence[dict[str, Any]], entry: str, load_s: float) -> float | None:
@@ -131,7 +156,7 @@ class Telemetry:
     ) -> None:
         self._containers = containers
         self._cpus = list(cpus)
-        self._path = path
+        self._file = JsonLines(path)
         self._every_s = every_s
         self._devices = devices
         self._stop = threading.Event()
@@ -158,8 +183,7 @@ class Telemetry:
         }
         line.update(self._devices() if self._devices else {})
         self.lines.append(line)
-        with self._path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
+        self._file.append(line)
 
     def _ours_s(self) -> float:
         """Sum the containers' CPU time; a container that is gone keeps its last value."""
@@ -172,11 +196,13 @@ class Telemetry:
                 continue
         return total
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
         self._take()
         self._client.close()
+        if kind is None:
+            self._file.check()
 
 
 def _busy_s(cpus: Sequence[int]) -> float:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
 import pytest
 from commands import kit_words, labelled, only_manifest, run_kit
 
-from kit.errors import ServerDied, ServerLost, ServerNotReady
+from kit.errors import DiskFull, ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
 
 RUN = ("run", "exp1_prefix_cache", "--platform", "cpu", "--json")
@@ -211,3 +212,48 @@ def test_unwritable_output_is_refused_before_anything_starts(tmp_path: Path) -> 
     ran = run_kit(*RUN, "--quick", "--out", str(target / "runs"))
     assert ran.code == 71
     assert ran.stderr.count("error:") == 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mount a small file system of so many MiB; needs root, as the engine's host here has."""
+    target = tmp_path / "disk"
+    target.mkdir()
+
+    def mount(mib: int) -> Path:
+        options = f"size={mib}m,mode=0755"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "kit-test", target], check=True)
+        return target
+
+    yield mount
+    subprocess.run(["umount", target], check=False)
+
+
+def test_too_little_space_is_refused_before_anything_starts(
+    small_disk: Callable[[int], Path],
+) -> None:
+    ran = run_kit(*RUN, "--quick", "--out", str(small_disk(64) / "runs"))
+    assert ran.code == DiskFull.exit_code
+    assert "MiB are free" in ran.stderr
+
+
+def test_disk_that_fills_under_load_is_named_and_nothing_is_left(
+    small_disk: Callable[[int], Path], stub_file: Callable[..., str]
+) -> None:
+    disk = small_disk(2100)
+    child = subprocess.Popen(
+        kit_words(*RUN, "--out", str(disk / "runs"), "--stub", stub_file(**CACHED, itl_s=0.1)),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(disk / "runs", STAGES["under load"])
+    with (disk / "filler").open("wb") as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 20))
+    _, stderr = child.communicate(timeout=120)
+    assert child.returncode == DiskFull.exit_code, stderr
+    assert "Traceback" not in stderr
+    manifest, _ = only_manifest(disk)
+    assert manifest.status == "failed"
