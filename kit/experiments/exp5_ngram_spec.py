@@ -131,7 +131,12 @@ def workload(scale: Scale, *, kind: str = "json", batch: int = 1) -> tuple[Phase
 
 def _of_kind(kind: str, doc: str) -> Callable[[Experiment], Experiment]:
     def variant(base: Experiment) -> Experiment:
-        return replace(base, workload=partial(workload, kind=kind))
+        is_greedy = KINDS[kind].temperature == 0  # only then are the arms' texts comparable
+        return replace(
+            base,
+            workload=partial(workload, kind=kind),
+            comparisons=base.comparisons if is_greedy else (),
+        )
 
     variant.__doc__ = doc
     return variant
@@ -237,6 +242,7 @@ EXPERIMENT = Experiment(
     acted=(Condition(measure="drafts", arm="candidate", op=">", value=0),),
     settings={
         "async-scheduling": False,
+        "enable-prefix-caching": False,
         "enforce-eager": True,
         "max-model-len": 2048,
         "max-num-batched-tokens": 2048,

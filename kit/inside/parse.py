@@ -267,7 +267,8 @@ def _own_logprobs(scored: list[Any]) -> list[float] | None:
     found = []
     for position in scored[1:]:
         tokens = list(position.values()) if isinstance(position, dict) else []
-        value = tokens[0].get("logprob") if len(tokens) == 1 else None
+        only = tokens[0] if len(tokens) == 1 else None
+        value = only.get("logprob") if isinstance(only, dict) else None
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None
         found.append(float(value))

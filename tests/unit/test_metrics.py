@@ -1,0 +1,77 @@
+"""Gauges, info labels and histogram steps of /metrics; pooled gaps and counts of samples."""
+
+from typing import Any
+
+from kit.measure import Raw, Scrape, Window, parse_metrics, pooled_gap_quantile, request_count
+from kit.metrics import gauge_of, info_label, info_label_is, steps_above
+
+
+def scrape(t_s: float, text: str) -> Scrape:
+    return Scrape(t_s, parse_metrics(text))
+
+
+def raw(*scrapes: Scrape, samples: tuple[dict[str, Any], ...] = ()) -> Raw:
+    return Raw(windows={"measure": Window("r/measure", samples, scrapes, {})})
+
+
+def running(value: float) -> str:
+    return f'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{e="0"}} {value}\n'
+
+
+def test_a_gauge_is_read_only_beside_the_load() -> None:
+    seen = raw(scrape(-0.1, running(9)), scrape(0.0, running(2)), scrape(0.5, running(4)))
+    assert gauge_of("vllm:num_requests_running", max)(seen).value == 4
+    assert gauge_of("vllm:num_requests_running", min)(seen).n == 2
+    missing = gauge_of("vllm:none", max)(seen)
+    assert (missing.value, missing.reason) == (None, "vllm:none was in no scrape")
+
+
+INFO = (
+    "# TYPE vllm:cache_config_info gauge\n"
+    'vllm:cache_config_info{num_gpu_blocks="364",cache_dtype="fp8_e4m3",block_size="None"} 1\n'
+)
+
+
+def test_info_labels_are_numbers_or_null_with_the_reason() -> None:
+    seen = raw(scrape(0.0, INFO))
+    assert info_label("num_gpu_blocks")(seen).value == 364
+    assert info_label("block_size")(seen).reason == "block_size is 'None', not a number"
+    assert "has no label other" in str(info_label("other")(seen).reason)
+    assert "has no label" in str(info_label("num_gpu_blocks")(raw()).reason)
+    assert info_label_is("cache_dtype", "fp8")(seen).value == 1
+    assert info_label_is("cache_dtype", "auto")(seen).value == 0
+    assert info_label_is("other", "fp8")(seen).value is None
+
+
+def steps(small: int, every: int) -> str:
+    name = "vllm:iteration_tokens_total"
+    return (
+        f"# TYPE {name} histogram\n"
+        f'{name}_bucket{{le="512.0"}} {small}\n{name}_bucket{{le="+Inf"}} {every}\n'
+        f"{name}_count {every}\n{name}_sum 1\n"
+    )
+
+
+def test_steps_above_an_edge() -> None:
+    seen = raw(scrape(-0.1, steps(3, 4)), scrape(1.0, steps(10, 14)))
+    assert steps_above(512)(seen).value == 3
+    assert steps_above(500)(seen).value is None
+
+
+def stream(*times: float, error: str | None = None) -> dict[str, Any]:
+    return {"chunk_s": list(times), "error": error}
+
+
+def test_pooled_gaps_hide_a_stall_that_is_rare() -> None:
+    smooth = [i / 100 for i in range(1000)]
+    stalled = [*smooth[:500], *(t + 5.0 for t in smooth[500:])]
+    seen = raw(samples=(stream(*stalled),))
+    reading = pooled_gap_quantile(0.99)(seen)
+    assert reading.value is not None
+    assert reading.value < 0.02
+    assert pooled_gap_quantile(0.999)(seen).value is None
+
+
+def test_requests_are_counted_without_failures() -> None:
+    seen = raw(samples=(stream(1.0), stream(error="reset"), stream(2.0)))
+    assert request_count()(seen).value == 2
