@@ -1,0 +1,108 @@
+"""What every experiment and variant must be, whatever it asks."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kit.experiment import (
+    Experiment,
+    Scale,
+    apply_variant,
+    experiment_docs,
+    experiment_names,
+    find_experiment,
+)
+from kit.inside.spec import load_requests
+from kit.plan import flag_words, request_lines
+
+PLATFORMS = ("cpu", "cuda")
+
+
+def every_form() -> Iterator[tuple[str, str | None]]:
+    for name in experiment_names():
+        yield name, None
+        for variant in find_experiment(name).variants:
+            yield name, variant
+
+
+FORMS = list(every_form())
+
+
+def form(name: str, variant: str | None) -> Experiment:
+    return apply_variant(find_experiment(name), name, variant)
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize(("name", "variant"), FORMS)
+def test_the_load_generator_accepts_every_phase(
+    name: str, variant: str | None, platform: str, tmp_path: Path
+) -> None:
+    phases = form(name, variant).workload(Scale(model="m", seed=1, platform=platform))
+    assert phases[-1].name == "measure"
+    ids: list[str] = []
+    for phase in phases:
+        path = tmp_path / f"{phase.name}.jsonl"
+        path.write_bytes(request_lines(phase))
+        requests = load_requests(path)
+        assert len(requests) == len(phase.requests)
+        ids += [r.id for r in requests]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(("name", "variant"), FORMS)
+def test_the_workload_is_the_same_bytes_each_time(name: str, variant: str | None) -> None:
+    experiment = form(name, variant)
+    one, two = (experiment.workload(Scale(model="m", seed=7)) for _ in range(2))
+    assert [request_lines(p) for p in one] == [request_lines(p) for p in two]
+
+
+@pytest.mark.parametrize(("name", "variant"), FORMS)
+def test_what_is_judged_is_measured(name: str, variant: str | None) -> None:
+    experiment = form(name, variant)
+    names = [m.name for m in experiment.all_measures]
+    assert len(set(names)) == len(names)
+    assert experiment.hypothesis.measure in names
+    assert {c.measure for c in experiment.acted} <= set(names)
+    compared = {c.name for c in experiment.comparisons}
+    assert {q.comparison for q in experiment.quality} <= compared
+
+
+@pytest.mark.parametrize(("name", "variant"), FORMS)
+def test_the_arms_differ_and_only_by_their_own_flags(name: str, variant: str | None) -> None:
+    experiment = form(name, variant)
+    baseline, candidate = experiment.variable.arms
+    assert (baseline.flags, baseline.env, baseline.image) != (
+        candidate.flags,
+        candidate.env,
+        candidate.image,
+    )
+    assert set(baseline.flags) == set(candidate.flags)
+    assert set(baseline.env) == set(candidate.env)
+    assert not set(baseline.flags) & set(experiment.settings)
+    assert flag_words(experiment.settings)
+
+
+@pytest.mark.parametrize(("name", "variant"), FORMS)
+def test_every_sentence_is_there_in_both_languages(name: str, variant: str | None) -> None:
+    experiment = form(name, variant)
+    texts = [experiment.title, experiment.goal, experiment.hypothesis.text]
+    texts += [experiment.variable.what, *(arm.label for arm in experiment.variable.arms)]
+    assert all(t.en and t.zh for t in texts)
+    for text in texts[:3]:
+        assert any("\u4e00" <= c <= "\u9fff" for c in text.zh)
+
+
+@pytest.mark.parametrize(("name", "variant"), [f for f in FORMS if f[1]])
+def test_a_variant_says_in_a_line_what_it_does(name: str, variant: str) -> None:
+    doc = (find_experiment(name).variants[variant].__doc__ or "").splitlines()[0]
+    assert doc.rstrip().endswith((".", "?"))
+    assert len(doc) <= 100
+    assert json.dumps(doc).isascii()
+
+
+def test_every_experiment_has_a_question() -> None:
+    docs = experiment_docs()
+    assert len(docs) >= 5
+    assert all(doc.endswith("?") for doc in docs.values())
