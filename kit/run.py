@@ -230,6 +230,14 @@ def _check_needs(
             f"{name} needs real weights, and {chosen.id} has random ones",
             hint=f"leave --model out to take {model.DEFAULT}",
         )
+    missing = experiment.needs.missing_files(
+        model.read_model_lock(chosen).files if experiment.needs.model_files else ()
+    )
+    if missing:
+        raise UsageError(
+            f"{name} needs {missing[0]} in the model's folder, and {chosen.id} has none",
+            hint="give a --model whose record in docker/models.yaml carries a draft model",
+        )
 
 
 def _preflight(out: Path) -> None:
