@@ -192,8 +192,12 @@ class ReplyParser:
     # -- called by the reader --------------------------------------------------------------
 
     def feed(self, data: bytes, arrived_ns: int) -> None:
-        """Parse one read that arrived at `arrived_ns`."""
-        self._now_ns = self._last_read_ns = arrived_ns
+        """Parse one read that arrived at `arrived_ns`.
+
+        Where our own stamp, taken after a read, is followed by the kernel's, the two may cross
+        by microseconds: a byte never arrives before the one in front of it.
+        """
+        self._now_ns = self._last_read_ns = max(self._now_ns, arrived_ns)
         self._unshared = 0
         try:
             self._http.feed_data(data)

@@ -87,7 +87,15 @@ def lag_summary(lags_ns: list[int]) -> dict[str, float | None]:
 
 
 def sample_of(request: Request, flown: Flown, reply: Reply, t0_ns: int) -> dict[str, Any]:
-    """Return the line of samples.jsonl: times in seconds from `t0_ns`, to the microsecond."""
+    """Return the line of samples.jsonl: times in seconds from `t0_ns`, to the microsecond.
+
+    `intended_s` is the schedule's time, `sent_s` just before the first byte was sent, `chunk_s`
+    when each content chunk arrived, `done_s` when the answer's last byte did. `connect_s` is how
+    long opening the connection took, ahead of time. `chunk_chars` are the chunks' lengths in
+    `text`. `shared_stamps` counts chunks that came in one read with a later event; `stamps` says
+    whose times they are (kernel, user, mixed) and `recv_lag_max_s` how late the client was to
+    read. Null is what was not told or did not happen.
+    """
 
     def since(at_ns: int | None) -> float | None:
         return None if at_ns is None or at_ns < 0 else round((at_ns - t0_ns) / NS, 6)

@@ -343,10 +343,10 @@ class SteppingClock(Clock):
 def test_a_step_of_the_wall_clock_is_recorded_and_moves_no_time(
     tmp_path: Path, step_s: float
 ) -> None:
-    requests = [completion(f"r{i}", tokens=30, at_s=i * 0.01) for i in range(10)]
+    requests = [completion(f"r{i}", tokens=150, at_s=i * 0.01) for i in range(10)]
     with running_stub(tmp_path) as stub:
         spec = write_window(tmp_path, stub.port, requests)
-        status = window.main([str(spec)], SteppingClock(step_s, after_s=0.6))
+        status = window.main([str(spec)], SteppingClock(step_s, after_s=1.0))
         got = read_window(spec, Measured(status, [], ""))
         truth = stub.logged()
     assert status == 0

@@ -125,7 +125,7 @@ def test_sigterm_ends_it_at_once(tmp_path: Path) -> None:
             began = time.monotonic()
             stub.process.send_signal(signal.SIGTERM)
             assert stub.process.wait(5) == 0
-            assert time.monotonic() - began < 0.2
+            assert time.monotonic() - began < 0.5  # 0.2 s, with room for a busy machine
 
 
 def test_it_can_ignore_sigterm(tmp_path: Path) -> None:

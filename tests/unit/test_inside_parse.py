@@ -121,6 +121,16 @@ def test_a_chunk_arrives_with_its_last_byte() -> None:
     assert reply.chunk_ns == [1]
 
 
+def test_times_never_run_backwards_where_two_kinds_of_stamps_meet() -> None:
+    data = http([event(completion("x")), event(completion("y")), b"data: [DONE]\n\n"])
+    middle = data.index(b"data", data.index(b"data") + 1)
+    parser = ReplyParser(asked_stream=True)
+    parser.feed(data[:middle], 1_000)
+    parser.feed(data[middle:], 990)
+    reply = parser.finish(eof=False)
+    assert (reply.chunk_ns, reply.done_ns) == ([1_000, 1_000], 1_000)
+
+
 def test_role_only_and_usage_only_frames_are_no_content() -> None:
     role = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
     null = {"choices": [{"delta": {"content": None}}]}
