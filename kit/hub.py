@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kit.errors import GoneUpstream, HubGated, HubUnreachable, KitError, ToolMissing
+from kit.errors import DiskFull, GoneUpstream, HubGated, HubUnreachable, KitError, ToolMissing
 
 Say = Callable[[str], None]
+_TIMEOUT_S = 15
 
 
 def fetch_repository(repository: str, revision: str, out: Path, say: Say) -> None:
@@ -27,17 +30,36 @@ def fetch_repository(repository: str, revision: str, out: Path, say: Say) -> Non
             "the hub's client is not installed", hint="pip install huggingface_hub"
         ) from None
     say(f"  model: fetching {repository} at {revision[:9]}")
+    importlib.import_module("huggingface_hub.utils.logging").set_verbosity_error()
+    lost, place = _transport_error(), os.environ.get("HF_ENDPOINT") or None
     try:
+        # asked first, because the download itself repeats for half a minute where nobody answers
+        client.HfApi(endpoint=place).model_info(repository, revision=revision, timeout=_TIMEOUT_S)
         client.snapshot_download(
-            repository, revision=revision, local_dir=out, max_workers=4, etag_timeout=15
+            repository,
+            revision=revision,
+            local_dir=out,
+            endpoint=place,
+            max_workers=4,
+            etag_timeout=_TIMEOUT_S,
         )
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, lost, OSError) as error:
         raise _hub_error(error, errors, repository, revision) from None
     shutil.rmtree(out / ".cache", ignore_errors=True)
 
 
+def _transport_error() -> type[Exception]:
+    """Return what the client's HTTP library raises; which library it is differs by version."""
+    session = importlib.import_module("huggingface_hub.utils").get_session()
+    library = importlib.import_module(type(session).__module__.partition(".")[0])
+    found: type[Exception] = library.HTTPError
+    return found
+
+
 def _hub_error(error: Exception, errors: Any, repository: str, revision: str) -> KitError:
     """Tell gated, gone and unreachable apart; the client's own words go below the line."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return DiskFull("no space left while a model was fetched", hint="free some space")
     reply = getattr(error, "response", None)
     status = getattr(reply, "status_code", None)
     if isinstance(error, errors.GatedRepoError) or status in (401, 403):
