@@ -12,6 +12,7 @@ from typing import Any
 
 import docker
 
+from kit import owner
 from kit.manifest import Manifest, load_manifest
 from kit.paths import ROOT
 
@@ -65,11 +66,10 @@ def only_manifest(out: Path) -> tuple[Manifest, Path]:
     return load_manifest(found[0]), found[0].parent
 
 
-def labelled(client: docker.DockerClient) -> list[str]:
-    """Return the names of every object that carries the kit's label."""
-    chosen: dict[str, Any] = {"label": "kit.run"}
-    return sorted(
-        [c.name for c in client.containers.list(all=True, filters=chosen, ignore_removed=True)]
-        + [n.name for n in client.networks.list(filters=chosen)]
-        + [v.name for v in client.volumes.list(filters=chosen)]
-    )
+def objects_of_runs(client: docker.DockerClient, out: Path) -> list[str]:
+    """Return the names of every object that runs below a folder have on the engine."""
+    names = []
+    for path in out.rglob("manifest.json"):
+        left = owner.objects_of(client, load_manifest(path).run_id)
+        names += [one.name for each in left.values() for one in each]
+    return sorted(names)

@@ -9,7 +9,7 @@ from typing import Any
 
 import docker
 import pytest
-from commands import FAST, Ran, labelled, run_nox
+from commands import FAST, Ran, objects_of_runs, run_nox
 
 from kit import engine
 
@@ -30,11 +30,10 @@ def client() -> Iterator[docker.DockerClient]:
 
 
 @pytest.fixture
-def nothing_left(client: docker.DockerClient) -> Iterator[None]:
-    """Fail when the test leaves an object with the kit's label behind."""
-    before = labelled(client)
+def nothing_left(client: docker.DockerClient, tmp_path: Path) -> Iterator[None]:
+    """Fail when a run of the test leaves a container, network or volume behind."""
     yield
-    assert labelled(client) == before
+    assert objects_of_runs(client, tmp_path) == []
 
 
 @pytest.fixture
