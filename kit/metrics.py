@@ -1,4 +1,4 @@
-"""Measures read from the engine's /metrics beyond counters: gauges, info labels, histograms.
+"""Measures read from the engine's /metrics beyond counters: gauges and info labels.
 
 A gauge is a sample of a moment, so only its largest, smallest or mean value over the window is
 given, with how many scrapes it comes from.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kit.measure import Raw, Reading, counter_delta, null_reading, reading_of
+from kit.measure import Raw, Reading, null_reading, reading_of
 
 CACHE_INFO = "vllm:cache_config_info"
 
@@ -53,20 +53,5 @@ def info_label_is(label: str, prefix: str, *, name: str = CACHE_INFO) -> Callabl
         if found is None:
             return null_reading(f"{name} has no label {label}", 0, window.metrics_file)
         return reading_of(float(found.startswith(prefix)), 1, window.metrics_file)
-
-    return compute
-
-
-def steps_above(tokens: int) -> Callable[[Raw], Reading]:
-    """Measure how many engine steps processed more than `tokens` tokens (an edge of a bucket)."""
-    name = "vllm:iteration_tokens_total"
-    every = counter_delta(f"{name}_count")
-    up_to = counter_delta(f"{name}_bucket", le=f"{tokens:.1f}")
-
-    def compute(raw: Raw) -> Reading:
-        a, b = every(raw), up_to(raw)
-        if a.value is None or b.value is None:
-            return null_reading(a.reason or b.reason or "", 0, raw.measured.metrics_file)
-        return reading_of(a.value - b.value, a.n, raw.measured.metrics_file)
 
     return compute

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from kit.experiment import (
     Arm,
@@ -21,20 +23,25 @@ from kit.experiment import (
 from kit.measure import (
     Measure,
     Of,
+    Raw,
+    Reading,
     Sample,
     counter_delta,
     max_itl_s,
     mean_of,
+    null_reading,
     output_throughput,
     pooled_gap_quantile,
     quantile_of,
+    reading_of,
     tpot_s,
     ttft_s,
 )
-from kit.metrics import steps_above
 
 SMALL, LARGE = 512, 8192
 LANES = 5
+SAME_STEP_S = 0.002  # answers of one step leave the server within this time
+MOMENT_S = 0.010
 
 
 @dataclass(frozen=True)
@@ -155,30 +162,61 @@ STREAMS = (
 THROUGHPUT = Measure("output_tok_per_s", "tok/s", "output throughput", output_throughput())
 
 
-def _steps(small: int) -> tuple[Measure, ...]:
-    return (
-        Measure("steps", "1", "engine steps", counter_delta("vllm:iteration_tokens_total_count")),
-        Measure(
-            f"steps_above_{small}",
-            "1",
-            f"engine steps with more than {small:,} tokens",
-            steps_above(small),
-        ),
-    )
+STEPS = Measure(
+    "steps",
+    "1",
+    "engine steps that gave tokens",
+    counter_delta("vllm:iteration_tokens_total_count"),
+)
 
 
-def _acted(
-    small: int, small_arm: Literal["baseline", "candidate"] = "candidate"
-) -> tuple[Condition, ...]:
-    """Steps beyond the small budget must be there with the large one, and only there."""
-    large_arm: Literal["baseline", "candidate"] = (
-        "candidate" if small_arm == "baseline" else "baseline"
-    )
-    name = f"steps_above_{small}"
-    return (
-        Condition(measure=name, arm=large_arm, op=">", value=0),
-        Condition(measure=name, arm=small_arm, op="==", value=0),
-    )
+def tokens_during_prefill(raw: Raw) -> Reading:
+    """Measure how many tokens a stream gets while a long prompt is being read, median.
+
+    The engine counts no chunks (its histogram of step sizes gives a whole prompt to the step
+    that ends it), but a stream gets a token with every step. Of each long prompt from its send
+    to its first token, the stream that got most counts; prompts that met no stream are left out.
+    """
+    window = raw.measured
+    good = [s for s in window.samples if not s.get("error")]
+    streams = [s["chunk_s"] for s in good if _is_stream(s)]
+    counts = [
+        max(_within(chunks, s["sent_s"], s["chunk_s"][0] - SAME_STEP_S) for chunks in streams)
+        for s in good
+        if _is_long(s) and s["chunk_s"] and streams
+    ]
+    met = [c for c in counts if c]
+    if not met:
+        return null_reading("no stream was beside a long prompt", 0, window.samples_file)
+    return reading_of(statistics.median(met), len(met), window.samples_file)
+
+
+def _within(times: Sequence[float], begin: float, end: float) -> int:
+    return sum(begin < t < end for t in times)
+
+
+def prompts_per_moment(raw: Raw) -> Reading:
+    """Measure how many requests get their first token at one moment: more than fit a budget?
+
+    Moments are 10 ms apart or more.
+    """
+    window = raw.measured
+    firsts = sorted(s["chunk_s"][0] for s in window.samples if s["chunk_s"])
+    if not firsts:
+        return null_reading("no request was answered", 0, window.samples_file)
+    moments = 1 + sum(b - a >= MOMENT_S for a, b in itertools.pairwise(firsts))
+    return reading_of(len(firsts) / moments, len(firsts), window.samples_file)
+
+
+DURING = Measure(
+    "tokens_during_prefill",
+    "tokens",
+    "tokens of a stream while a long prompt is read, median",
+    tokens_during_prefill,
+)
+TOGETHER = Measure(
+    "prompts_per_moment", "1", "first tokens at one moment, mean", prompts_per_moment
+)
 
 
 def _arm(name: str, tokens: int) -> Arm:
@@ -237,8 +275,12 @@ def batch_only(base: Experiment) -> Experiment:
             equivalence=0.10,
         ),
         workload=batch_workload,
-        measures=(THROUGHPUT, *_steps(SMALL)),
-        acted=_acted(SMALL, small_arm="baseline"),
+        measures=(THROUGHPUT, STEPS, TOGETHER),
+        # of 600 tokens a small step ends one prompt, a large one a dozen
+        acted=(
+            Condition(measure=TOGETHER.name, arm="baseline", op="<=", value=1.5),
+            Condition(measure=TOGETHER.name, arm="candidate", op=">=", value=2),
+        ),
     )
 
 
@@ -248,8 +290,6 @@ def budgets_1024_16384(base: Experiment) -> Experiment:
         base,
         variable=_variable(16_384, 1024),
         workload=partial(workload, long_tokens=6000),
-        measures=(*STREAMS, THROUGHPUT, *_steps(1024)),
-        acted=_acted(1024),
     )
 
 
@@ -281,8 +321,12 @@ EXPERIMENT = Experiment(
         equivalence=0.15,
     ),
     workload=workload,
-    measures=(*STREAMS, THROUGHPUT, *_steps(SMALL)),
-    acted=_acted(SMALL),
+    measures=(*STREAMS, THROUGHPUT, STEPS, DURING),
+    # in one step: the step under way, and its end; in four or more: as many more
+    acted=(
+        Condition(measure=DURING.name, arm="baseline", op="<=", value=3),
+        Condition(measure=DURING.name, arm="candidate", op=">=", value=5),
+    ),
     settings={
         "enforce-eager": True,
         "enable-prefix-caching": False,

@@ -1,4 +1,4 @@
-"""exp2: a stall shows in the primary statistic; the budgets act by the engine's own steps."""
+"""exp2: a stall shows in the primary statistic; the budgets act by what streams get."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from kit.experiment import Scale, apply_variant, find_experiment
 from kit.experiments.exp2_batched_tokens import LANES, SIZES, SMALL, random_prompt, workload
-from kit.measure import Raw, Scrape, Window, parse_metrics
+from kit.measure import Raw, Window
 from kit.verdict import check_acted
 
 NAME = "exp2_batched_tokens"
@@ -34,8 +34,8 @@ def stream(number: int, kind: str, gaps: list[float]) -> dict[str, Any]:
     }
 
 
-def raw(samples: list[dict[str, Any]], scrapes: tuple[Scrape, ...] = ()) -> Raw:
-    return Raw(windows={"measure": Window("r/measure", tuple(samples), scrapes, {})})
+def raw(samples: list[dict[str, Any]]) -> Raw:
+    return Raw(windows={"measure": Window("r/measure", tuple(samples), (), {})})
 
 
 def test_few_long_stalls_show_in_the_primary_and_hide_in_the_pooled_gaps() -> None:
@@ -61,39 +61,48 @@ def test_tpot_p99_is_null_where_the_sample_cannot_carry_it() -> None:
     assert measure("stream_tpot_p99_s", many) == pytest.approx(0.1)
 
 
-def steps(up_to_512: int, up_to_1024: int, every: int) -> Scrape:
-    name = "vllm:iteration_tokens_total"
-    text = (
-        f'# TYPE {name} histogram\n{name}_bucket{{le="512.0"}} {up_to_512}\n'
-        f'{name}_bucket{{le="1024.0"}} {up_to_1024}\n{name}_bucket{{le="+Inf"}} {every}\n'
-        f"{name}_count {every}\n{name}_sum 1\n"
-    )
-    return Scrape(0.0, parse_metrics(text))
+def beside_a_prefill(steps: int) -> Raw:
+    """A stream that gets a token a second, `steps` of them while a long prompt is read."""
+    long = {**stream(0, "long", [0.1]), "sent_s": 0.5, "chunk_s": [1.0 + steps, 9.9]}
+    return raw([stream(0, "short", [1.0] * 20), long])
 
 
-@pytest.mark.parametrize("variant", [None, "batch-only", "budgets-1024-16384"])
-def test_acted_needs_large_steps_in_the_large_arm_and_none_in_the_small(
+def holds(variant: str | None, baseline: Raw, candidate: Raw) -> bool:
+    experiment = apply_variant(EXPERIMENT, NAME, variant)
+    measures = {m.name: m for m in experiment.measures}
+    readings = {
+        (role, c.measure, i): measures[c.measure].read(seen)
+        for i, (role, seen) in enumerate((("baseline", baseline), ("candidate", candidate)))
+        for c in experiment.acted
+    }
+    return not check_acted(experiment.acted, readings)
+
+
+@pytest.mark.parametrize("variant", [None, "budgets-1024-16384"])
+def test_acted_needs_streams_that_go_on_in_the_small_arm_and_stall_in_the_large(
     variant: str | None,
 ) -> None:
-    experiment = apply_variant(EXPERIMENT, NAME, variant)
-    begin = steps(0, 0, 0)
-    seen = {"large": raw([], (begin, steps(5, 5, 9))), "small": raw([], (begin, steps(9, 9, 9)))}
-    readings = {
-        (role, m.name, i): m.read(seen[arm.name])
-        for i, (role, arm) in enumerate(
-            zip(("baseline", "candidate"), experiment.variable.arms, strict=True)
-        )
-        for m in experiment.measures
-        if m.name.startswith("steps_above")
-    }
-    assert check_acted(experiment.acted, readings) == []
-    swapped = {
-        (r, m, 1 - i): readings[o, m, 1 - i]
-        for (r, m, i) in readings
-        for o in ("baseline", "candidate")
-        if o != r
-    }
-    assert len(check_acted(experiment.acted, swapped)) == 2
+    assert measure("tokens_during_prefill", beside_a_prefill(6)) == 6
+    assert holds(variant, beside_a_prefill(2), beside_a_prefill(6))
+    assert not holds(variant, beside_a_prefill(6), beside_a_prefill(6))
+    assert not holds(variant, beside_a_prefill(2), beside_a_prefill(2))
+
+
+def test_a_long_prompt_that_met_no_stream_proves_nothing() -> None:
+    alone = {**stream(0, "long", [0.1]), "sent_s": 50.0, "chunk_s": [55.0, 55.1]}
+    assert measure("tokens_during_prefill", raw([stream(0, "short", [0.1]), alone])) is None
+    assert measure("tokens_during_prefill", raw([alone])) is None
+
+
+def first_tokens(times: list[float]) -> Raw:
+    return raw([{**stream(i, "short", [0.1]), "chunk_s": [t]} for i, t in enumerate(times)])
+
+
+def test_batch_acted_needs_prompts_that_end_together_in_the_large_arm_only() -> None:
+    together, apart = first_tokens([1.0, 1.002, 1.004, 1.006]), first_tokens([1.0, 1.5, 2.0, 2.5])
+    assert holds("batch-only", apart, together)
+    assert not holds("batch-only", together, together)
+    assert not holds("batch-only", apart, apart)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])

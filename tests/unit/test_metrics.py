@@ -1,9 +1,9 @@
-"""Gauges, info labels and histogram steps of /metrics; pooled gaps and counts of samples."""
+"""Gauges and info labels of /metrics; pooled gaps and counts of samples."""
 
 from typing import Any
 
 from kit.measure import Raw, Scrape, Window, parse_metrics, pooled_gap_quantile, request_count
-from kit.metrics import gauge_of, info_label, info_label_is, steps_above
+from kit.metrics import gauge_of, info_label, info_label_is
 
 
 def scrape(t_s: float, text: str) -> Scrape:
@@ -41,21 +41,6 @@ def test_info_labels_are_numbers_or_null_with_the_reason() -> None:
     assert info_label_is("cache_dtype", "fp8")(seen).value == 1
     assert info_label_is("cache_dtype", "auto")(seen).value == 0
     assert info_label_is("other", "fp8")(seen).value is None
-
-
-def steps(small: int, every: int) -> str:
-    name = "vllm:iteration_tokens_total"
-    return (
-        f"# TYPE {name} histogram\n"
-        f'{name}_bucket{{le="512.0"}} {small}\n{name}_bucket{{le="+Inf"}} {every}\n'
-        f"{name}_count {every}\n{name}_sum 1\n"
-    )
-
-
-def test_steps_above_an_edge() -> None:
-    seen = raw(scrape(-0.1, steps(3, 4)), scrape(1.0, steps(10, 14)))
-    assert steps_above(512)(seen).value == 3
-    assert steps_above(500)(seen).value is None
 
 
 def stream(*times: float, error: str | None = None) -> dict[str, Any]:
