@@ -140,9 +140,11 @@ def build(record: ImageRecord, *, no_cache: bool = False, say: Say) -> BuiltImag
     if image_id is None:
         raise BuildFailed(f"the build of {record.tag} ended well but left no image")
     say(f"  built after {time.monotonic() - start:.0f} s; reading its identity")
-    identity = read_identity(image_id)
-    check_identity(record, identity, locked)
-    check_inside(record, lock, ask_inside(record, image_id))
+    with ThreadPoolExecutor(1) as pool:
+        inside = pool.submit(ask_inside, record, image_id)
+        identity = read_identity(image_id)
+        check_identity(record, identity, locked)
+        check_inside(record, lock, inside.result())
     return _built(record, lock, image_id, identity, "built")
 
 

@@ -21,6 +21,7 @@ from kit.errors import (
 
 Say = Callable[[str], None]
 _ROOT = Path("/")
+_LOG = Path("/var/log/dockerd.log")
 _START_TIMEOUT_S = 90.0
 _BASE_TOOLS = ("mmdebstrap",)
 # Debian: the packages taken from a newer suite, and that suite, where the release's are too old.
@@ -253,11 +254,11 @@ def _start(say: Say) -> None:
     _wait_until_it_answers(*_start_detached())
 
 
-def _start_detached() -> tuple[int, Path]:
+def _start_detached(program: str = "dockerd", log: Path = _LOG) -> tuple[int, Path]:
     """Start the daemon so that it outlives the caller; return its process id and its log."""
-    log = Path("/var/log/dockerd.log")
-    script = 'echo $$; exec dockerd >>"$0" 2>&1 </dev/null'
-    done = process.run(["setsid", "--fork", "sh", "-c", script, log], env=_daemon_env(), cwd=_ROOT)
+    script = 'echo $$; exec "$1" >>"$0" 2>&1 </dev/null'
+    words = ["setsid", "--fork", "sh", "-c", script, log, program]
+    done = process.run(words, env=_daemon_env(), cwd=_ROOT, timeout_s=30)
     if not done.ok or not done.stdout.strip().isdigit():
         raise EngineSetupFailed("the daemon could not be started", detail=done.tail)
     return int(done.stdout), log

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +125,43 @@ def test_the_family_is_read_from_os_release(tmp_path: Path) -> None:
     write_sources(tmp_path, "../os-release", 'ID=debian\nVERSION_CODENAME="bookworm"\n')
     assert engine_setup._os_release(tmp_path)["VERSION_CODENAME"] == "bookworm"
     assert engine_setup._os_release(tmp_path / "nowhere") == {}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Path:
+    """A program that stands where dockerd would: says what it got, then stays."""
+    path = tmp_path / "daemon"
+    path.write_text("#!/bin/sh\necho started; env; exec sleep 60\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_daemon_outlives_its_starter_and_takes_no_secrets_along(
+    tmp_path: Path, daemon: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret-of-the-caller")
+    pid, log = engine_setup._start_detached(str(daemon), tmp_path / "log")
+    try:
+        deadline = time.monotonic() + 10
+        while "LC_ALL" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert os.getsid(pid) != os.getsid(0)
+        assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+        assert "secret-of-the-caller" not in log.read_text()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_daemon_that_ends_at_once_is_reported_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "daemon"
+    program.write_text("#!/bin/sh\necho the reason why\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with pytest.raises(EngineSetupFailed, match="ended right after its start") as caught:
+        engine_setup._wait_until_it_answers(
+            *engine_setup._start_detached(str(program), tmp_path / "log")
+        )
+    assert caught.value.detail == "the reason why"
