@@ -58,6 +58,7 @@ def check_replicate(
     found += _resets(raw, replicate)
     found += _foreign(telemetry, telemetry_file, replicate, limits)
     found += _throttle(telemetry, telemetry_file, replicate, limits)
+    found += _devices(raw.devices, telemetry_file, replicate, limits)
     return found
 
 
@@ -312,10 +313,13 @@ def _throttle(
     )
 
 
-def _devices(seen: Mapping[str, Any], replicate: int, limits: Limits) -> Iterator[GuardResult]:
+def _devices(
+    seen: Mapping[str, Any], telemetry_file: str, replicate: int, limits: Limits
+) -> Iterator[GuardResult]:
     """Check that nobody else computed on the devices, and that all of their memory came back."""
     if not seen:
         return
+    source = telemetry_file.replace("telemetry.jsonl", "devices.json")
     strangers = [p["name"] for each in seen["before"] for p in each["processes"] or ()]
     yield GuardResult(
         name="device_shared",
@@ -325,7 +329,7 @@ def _devices(seen: Mapping[str, Any], replicate: int, limits: Limits) -> Iterato
         limit=0,
         text=f"{len(strangers)} other processes were on the device before the start: "
         f"{', '.join(sorted(strangers)) or 'none'} (replicate {replicate})",
-        source="devices.json",
+        source=source,
     )
     kept = kept_bytes(seen)
     holders = [p["name"] for each in seen["after"] for p in each["processes"] or ()]
@@ -341,7 +345,7 @@ def _devices(seen: Mapping[str, Any], replicate: int, limits: Limits) -> Iterato
             if kept is not None
             else f"the device does not tell its memory (replicate {replicate})"
         ),
-        source="devices.json",
+        source=source,
     )
 
 
