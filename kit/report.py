@@ -18,7 +18,7 @@ import yaml
 
 from kit import store
 from kit.errors import StaleNumber
-from kit.experiment import Text, find_experiment
+from kit.experiment import Text, apply_variant, find_experiment
 from kit.manifest import Manifest
 from kit.measure import Reading
 
@@ -143,7 +143,9 @@ def command(manifest: Manifest) -> str:
 
 
 def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[dict[str, Any]]:
-    what = {m.name: m.what for m in find_experiment(manifest.plan.experiment).all_measures}
+    plan = manifest.plan
+    asked = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
+    what = {m.name: m.what for m in asked.all_measures}
     rows = []
     for name in manifest.plan.measures:
         sides = {}

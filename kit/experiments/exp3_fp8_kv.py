@@ -270,6 +270,7 @@ EXPERIMENT = Experiment(
     refusals=(
         r"NotImplementedError: .*(?i:fp8|kv.?cache).*",
         r"ValueError: .*(?i:fp8|kv.?cache.?dtype).*",
+        r"RuntimeError: .*FP8 KV cache is only supported.*",
     ),
     variants={"bf16-kv": bf16_kv, "memory-0.5-0.9": memory_05_09},
 )
