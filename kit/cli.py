@@ -242,8 +242,13 @@ def lock_command(
 
     record = find_image(image)
     old = lock.read_lock(record) if record.locked else None
-    with console.step(f"resolve {image}", waits_for="the package indexes"):
-        new = lock.resolve(record)
+    try:
+        with console.step(f"resolve {image}", waits_for="the package indexes"):
+            new = lock.resolve(record)
+    except KitError as error:
+        if write:
+            lock.write_attempt(record, error)
+        raise
     for line in lock.diff(old, new) or ["nothing changed"]:
         console.say(line)
     if write:
