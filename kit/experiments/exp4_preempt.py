@@ -38,7 +38,8 @@ from kit.metrics import gauge_of
 BLOCK_TOKENS = 32
 AMPLE, SCARCE, HALF = 1024, 40, 20  # blocks; a request grows to five
 PROMPT_TOKENS, OUTPUT_TOKENS = 64, 96
-REQUESTS = {"cpu": 24, "cuda": 200}
+REQUESTS = {"cpu": 32, "cuda": 200}
+APART_S = 0.005  # a burst that the load generator can send on time
 URGENT_AFTER_S = {"cpu": 1.0, "cuda": 0.1}
 
 
@@ -67,13 +68,13 @@ def _request(scale: Scale, name: str, kind: str, at_s: float, output_tokens: int
 
 
 def workload(scale: Scale, *, mixed: bool = False) -> tuple[Phase, ...]:
-    """Build a burst: all requests at once; `mixed`: half of them urgent and a moment later."""
+    """Build a burst of requests; `mixed`: half of them urgent and a moment later."""
     count = REQUESTS[scale.platform]
 
     def ask(i: int) -> dict[str, Any]:
         kind = ("urgent" if i % 2 else "rest") if mixed else "plain"
-        at_s = URGENT_AFTER_S[scale.platform] if kind == "urgent" else 0.0
-        return _request(scale, f"r{i:03d}", kind, at_s, OUTPUT_TOKENS)
+        after_s = URGENT_AFTER_S[scale.platform] if kind == "urgent" else 0.0
+        return _request(scale, f"r{i:03d}", kind, after_s + i * APART_S, OUTPUT_TOKENS)
 
     warmup = _request(scale, "w0", "plain", 0.0, 4)
     return (
