@@ -147,8 +147,9 @@ def _of_streams(name: str, what: str, q: float, of: Of) -> Measure:
 PRIMARY = _of_streams("stream_max_itl_p50_s", "longest gap of each, median", 0.50, max_itl_s)
 STREAMS = (
     PRIMARY,
-    _of_streams("stream_max_itl_p90_s", "longest gap of each, 90th percentile", 0.90, max_itl_s),
+    _of_streams("stream_max_itl_p75_s", "longest gap of each, 75th percentile", 0.75, max_itl_s),
     _of_streams("stream_tpot_p50_s", "TPOT, median", 0.50, tpot_s),
+    _of_streams("stream_tpot_p75_s", "TPOT, 75th percentile", 0.75, tpot_s),
     _of_streams("stream_tpot_p99_s", "TPOT, 99th percentile", 0.99, tpot_s),
     Measure(
         "stream_gaps_p99_s",
