@@ -68,8 +68,8 @@ def measure_slot(bench: Bench, slot: Slot) -> Replicate:
     try:
         _make_out(out)
         stack = _render(bench, slot, out)
-        with log, _started(bench, stack, out):
-            found = _measure(bench, slot, stack, out)
+        with log, _watched(bench, out) as watching, _started(bench, stack, out):
+            found = _measure(watching, slot, stack, out)
     finally:
         give_to_caller(out)
     wall_s = time.monotonic() - begin

@@ -94,7 +94,7 @@ def workload(scale: Scale) -> tuple[Phase, ...]:
         for i, text in enumerate(TEXTS)
     ]
     lanes = 8
-    count, tokens = (16, 32) if scale.platform == "cpu" else (512, 256)
+    count, tokens = (16, 32) if scale.platform == "cpu" else (128, 128)
     stream = {
         "max_tokens": tokens,
         "ignore_eos": True,
