@@ -179,6 +179,23 @@ def docs_command() -> None:
     write_readme()
 
 
+@app.command("bench")
+def bench_command(
+    streams: Annotated[
+        list[int] | None, typer.Option(help="Concurrent streams; may be given again.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the load generator's own error against a stub with an exact schedule."""
+    from kit.bench import bench, show
+
+    results = bench(tuple(streams or (64, 256)))
+    if as_json:
+        console.data([r.model_dump(mode="json") for r in results])
+    else:
+        show(results)
+
+
 @app.command("engine")
 def engine_command(as_json: Json = False) -> None:
     """Make sure that a Docker Engine with compose and buildx answers; install it if need be."""
