@@ -7,6 +7,7 @@ hands it over, at the end of a run and at any later time, so both give the same.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,13 +221,28 @@ def _guards(
             raws[r.replicate],
             replicate=r.replicate,
             requests=requests,
-            primary_s=primary.value if primary and primary.unit == "s" else None,
+            primary_s=lag_scale_s(primary, raws[r.replicate]),
             telemetry=telemetry.get(r.replicate, ()),
             telemetry_file=f"{r.folder}/telemetry.jsonl",
             limits=plan.limits,
         )
     ran = {r.replicate: raws[r.replicate] for r in replicates}
     return [*found, *check_same_prompts(ran, plan.limits)]
+
+
+def lag_scale_s(primary: Reading | None, raw: Raw) -> float | None:
+    """Return the time that a late send is held against: the primary measure, if it is a time.
+
+    A throughput or a count is made of whole requests: then it is their median duration.
+    """
+    if primary is not None and primary.unit == "s":
+        return primary.value
+    spans = [
+        s["done_s"] - s["sent_s"]
+        for s in raw.measured.samples
+        if s.get("done_s") is not None and s.get("sent_s") is not None
+    ]
+    return statistics.median(spans) if spans else None
 
 
 def _confounders(plan: Plan, replicates: Sequence[Replicate], raws: Mapping[int, Raw]) -> list[str]:

@@ -114,9 +114,7 @@ def workload(scale: Scale, *, kind: str = "json", batch: int = 1) -> tuple[Phase
     """Build `batch` closed-loop lanes of continuations of one kind of text."""
     chosen = KINDS[kind]
     on_cpu = scale.platform == "cpu"
-    count, tokens = (max(10, 2 * batch), 48) if on_cpu else (max(64, 8 * batch), 256)
-    if on_cpu and batch > 8:
-        count = batch
+    count, tokens = (max(12, 2 * batch), 64) if on_cpu else (max(64, 8 * batch), 256)
     load = tuple(_request(scale, chosen, i, f"lane{i % batch}", tokens) for i in range(count))
     return (
         Phase(
@@ -167,7 +165,8 @@ def _variable(method: str, config: dict[str, Any]) -> Variable:
             label=Text(en=f"{method}, {WIDTH} tokens ahead", zh=f"{method}，预测 {WIDTH} 个 token"),
             flags={"speculative-config": words},
         ),
-        consequences=("speculative_config",),
+        # a limit of its own on the scheduled tokens; it resolves to the budget that both arms have
+        consequences=("speculative_config", "scheduler_config.max_num_scheduled_tokens"),
     )
 
 
