@@ -257,7 +257,7 @@ def _start(say: Say) -> None:
 def _start_detached(program: str = "dockerd", log: Path = _LOG) -> tuple[int, Path]:
     """Start the daemon so that it outlives the caller; return its process id and its log."""
     script = 'echo $$; exec "$1" >>"$0" 2>&1 </dev/null'
-    words = ["setsid", "--fork", "sh", "-c", script, log, program]
+    words = ["setsid", "--fork", "sh", "-c", script, str(log), program]
     done = process.run(words, env=_daemon_env(), cwd=_ROOT, timeout_s=30)
     if not done.ok or not done.stdout.strip().isdigit():
         raise EngineSetupFailed("the daemon could not be started", detail=done.tail)

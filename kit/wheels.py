@@ -7,6 +7,7 @@ that hash.
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import errno
 import hashlib
@@ -124,14 +125,15 @@ def _fetch_from_record(wheel: Wheel, record: ImageRecord | None) -> None:
 
 def _download(wheels: Sequence[Wheel], say: Say) -> None:
     total = sum(wheel.size_bytes for wheel in wheels)
-    say(f"  wheels: fetching {len(wheels)}, {total / 1e6:.0f} MB")
+    size = f", {total / 1e6:.0f} MB" if total else ""
+    say(f"  wheels: fetching {len(wheels)}{size}")
     home = cache_dir() / "wheels"
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="part-", dir=home) as folder:
         part = Path(folder)
         with ThreadPoolExecutor(_PARALLEL_DOWNLOADS + 1) as pool:
             done = threading.Event()
-            pool.submit(_report, part, total, done, say)
+            pool.submit(_report, wheels, part, done, say)
             try:
                 jobs = [
                     pool.submit(_pip_download, share, part / str(number))
@@ -151,13 +153,16 @@ def _shares(wheels: Sequence[Wheel]) -> list[list[Wheel]]:
     return [share for share in shares if share]
 
 
-def _report(part: Path, total: int, done: threading.Event, say: Say) -> None:
+def _report(wheels: Sequence[Wheel], part: Path, done: threading.Event, say: Say) -> None:
+    """Say every few seconds how much is here: finished wheels and the parts of others."""
     start = time.monotonic()
+    total = sum(wheel.size_bytes for wheel in wheels)
     temporary = Path(tempfile.gettempdir())
     while not done.wait(_REPORT_EVERY_S):
-        have = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
-        for path in temporary.glob("pip-unpack-*/*"):
-            have += path.stat().st_size if path.is_file() else 0
+        have = sum(wheel.size_bytes for wheel in wheels if wheel_path(wheel).is_file())
+        for path in [*part.rglob("*.whl"), *temporary.glob("pip-unpack-*/*")]:
+            with contextlib.suppress(FileNotFoundError):  # pip moves files while we look
+                have += path.stat().st_size
         elapsed = time.monotonic() - start
         say(f"  wheels: {min(have, total) / 1e6:.0f} of {total / 1e6:.0f} MB in {elapsed:.0f} s")
 
