@@ -51,8 +51,8 @@ class Kind:
 
 def _json_text(i: int) -> str:
     rows = [
-        {"id": i * 100 + k, "name": name, "email": f"{name.lower()}@example.com", "active": True}
-        for k, name in enumerate(NAMES[:6])
+        {"id": i * 100 + k, "type": "sensor", "unit": "celsius", "status": "ok", "value": 20 + k}
+        for k in range(5)
     ]
     return "\n".join(json.dumps(row) for row in rows) + "\n"
 
