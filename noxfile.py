@@ -79,6 +79,12 @@ def list_(session: nox.Session) -> None:
 
 
 @nox.session
+def compare_versions(session: nox.Session) -> None:
+    """Run an experiment between two images: compare_versions -- EXPERIMENT OLD NEW."""
+    kit(session, "compare-versions", *session.posargs)
+
+
+@nox.session
 def engine(session: nox.Session) -> None:
     """Make sure that a Docker Engine answers; install and start one if need be."""
     kit(session, "engine", *session.posargs)
@@ -124,6 +130,18 @@ def models(session: nox.Session) -> None:
 def use(session: nox.Session) -> None:
     """Write compose/.env for plain `docker compose`: use -- IMAGE [--model ID]."""
     kit(session, "use", *session.posargs)
+
+
+@nox.session
+def adopt(session: nox.Session) -> None:
+    """Take an image that is already on the engine: adopt -- IMAGE --id ID."""
+    kit(session, "adopt", *session.posargs)
+
+
+@nox.session
+def attack(session: nox.Session) -> None:
+    """Attack the verdicts with planted effects and faults; prints the confusion table."""
+    kit(session, "attack", *session.posargs)
 
 
 @nox.session

@@ -6,7 +6,6 @@ stdout carries data (tables, JSON), stderr everything meant for a person.
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,60 +13,64 @@ from typing import Annotated, Any
 import typer
 
 from kit import console, engine, engine_setup, owner
+from kit.cli_images import Json, add_image_commands
 from kit.errors import Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
 from kit.paths import MANIFESTS, RUNS
+from kit.prepare import Options
+from kit.sequential import Stopping
+from kit.value import load_json
 from kit.verdict import MIN_PAIRS
 
 app = typer.Typer(
-    help=__doc__, no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False
+    help="Run vLLM experiments, and let others run them again exactly.", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 VERDICT_EXIT = {"unsupported": 3, "invalid": 4, "confounded": 5}
+
+
+Replicates = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto",
+        help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide. `auto` "
+        "looks at 6, 9, 12 and 16 pairs and stops by a rule that is part of the plan.",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="One pair: shows the way, never decides.")]
+Model = Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")]
+Platform = Annotated[str | None, typer.Option(help="cpu or cuda; default: what this machine has.")]
+Variant = Annotated[str | None, typer.Option(help="A named variant; listed at the end of --help.")]
+Seed = Annotated[int, typer.Option(help="Seed of workload and order of replicates.")]
+Out = Annotated[Path, typer.Option(help="Where run folders go.", show_default="runs")]
+ReadyTimeout = Annotated[
+    float | None, typer.Option(help="Seconds a server may take to become healthy.")
+]
+Stub = Annotated[
+    Path | None,
+    typer.Option(help="JSON for the kit's stub, run in place of vLLM: tests the kit itself."),
+]
 
 
 @app.command("run")
 def run_command(
     name: Annotated[str, typer.Argument(help="The experiment, e.g. exp1_prefix_cache.")],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One pair: shows the way, never decides.")
-    ] = False,
-    replicates: Annotated[
-        str,
-        typer.Option(
-            metavar="N|auto",
-            help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide. `auto` "
-            "looks at 6, 9, 12 and 16 pairs and stops by a rule that is part of the plan.",
-        ),
-    ] = str(MIN_PAIRS),
+    quick: Quick = False,
+    replicates: Replicates = str(MIN_PAIRS),
     image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")] = None,
-    platform: Annotated[
-        str | None, typer.Option(help="cpu or cuda; default: what this machine has.")
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="A named variant; listed at the end of this help.")
-    ] = None,
+    model: Model = None,
+    platform: Platform = None,
+    variant: Variant = None,
     aa: Annotated[
         bool, typer.Option("--aa", help="Baseline against itself: the noise of this machine.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of workload and order of replicates.")] = 1,
-    out: Annotated[Path, typer.Option(help="Where run folders go.", show_default="runs")] = RUNS,
-    ready_timeout: Annotated[
-        float | None, typer.Option(help="Seconds a server may take to become healthy.")
-    ] = None,
-    stub: Annotated[
-        Path | None,
-        typer.Option(help="JSON for the kit's stub, run in place of vLLM: tests the kit itself."),
-    ] = None,
+    seed: Seed = 1,
+    out: Out = RUNS,
+    ready_timeout: ReadyTimeout = None,
+    stub: Stub = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment on fresh containers, judge it, write report and manifest."""
-    from kit.run import Options, run_experiment
-    from kit.sequential import Stopping
-    from kit.value import load_json
-
     options = Options(
         variant=variant,
         image=image,
@@ -81,8 +84,47 @@ def run_command(
         ready_timeout_s=ready_timeout,
         stub=None if stub is None else load_json(stub),
     )
+    _carry_out(name, options, as_json=as_json)
+
+
+@app.command("compare-versions")
+def compare_versions_command(
+    name: Annotated[str, typer.Argument(help="The experiment; both sides run its candidate arm.")],
+    old: Annotated[str, typer.Argument(help="Image id of the old version.")],
+    new: Annotated[str, typer.Argument(help="Image id of the new version.")],
+    quick: Quick = False,
+    replicates: Replicates = str(MIN_PAIRS),
+    model: Model = None,
+    platform: Platform = None,
+    variant: Variant = None,
+    seed: Seed = 1,
+    out: Out = RUNS,
+    ready_timeout: ReadyTimeout = None,
+    stub: Stub = None,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment between two images, all else equal; writes a block for a pull request."""
+    options = Options(
+        variant=variant,
+        versions=(old, new),
+        model=model,
+        platform=platform,
+        pairs=1 if quick else _pairs(replicates),
+        stopping=Stopping() if replicates == "auto" and not quick else None,
+        seed=seed,
+        out=out.expanduser().resolve(),
+        ready_timeout_s=ready_timeout,
+        stub=None if stub is None else load_json(stub),
+    )
+    _carry_out(name, options, as_json=as_json)
+
+
+def _carry_out(name: str, options: Options, *, as_json: bool) -> None:
+    """Run, say the verdict, and leave with its exit code."""
+    from kit.run import run_experiment
+
     manifest, folder = run_experiment(name, options, console.say)
-    verdict = manifest.verdict
+    verdict, effect = manifest.verdict, manifest.effect
     assert verdict is not None
     console.say(f"verdict: {verdict.word}: {verdict.reason}")
     if as_json:
@@ -92,7 +134,7 @@ def run_command(
                 "run_id": manifest.run_id,
                 "plan_sha256": manifest.plan_sha256,
                 "verdict": verdict.model_dump(mode="json"),
-                "effect": manifest.effect.model_dump(mode="json") if manifest.effect else None,
+                "effect": effect.model_dump(mode="json") if effect else None,
             }
         )
     raise typer.Exit(VERDICT_EXIT.get(verdict.word, 0))
@@ -196,6 +238,21 @@ def bench_command(
         show(results)
 
 
+@app.command("attack")
+def attack_command(
+    runs: Annotated[int, typer.Option(help="Virtual runs a cell.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 1,
+    write: Annotated[bool, typer.Option("--write", help="Write docs/attack.md.")] = False,
+) -> None:
+    """Attack the verdicts with planted effects and faults; prints the confusion table."""
+    from kit.attack import attack, render_table, write_document
+
+    table = attack(runs, seed, console.say)
+    print(render_table(table))  # noqa: T201 - this is the data
+    if write:
+        write_document(table)
+
+
 @app.command("engine")
 def engine_command(as_json: Json = False) -> None:
     """Make sure that a Docker Engine with compose and buildx answers; install it if need be."""
@@ -204,169 +261,15 @@ def engine_command(as_json: Json = False) -> None:
         console.data(found)
 
 
-@app.command("images")
-def images_command(as_json: Json = False) -> None:
-    """Show the image matrix: id, vLLM, CUDA, locked, built, identical."""
-    from kit.image_table import image_rows
-
-    rows = image_rows()
-    if as_json:
-        console.data(rows)
-    else:
-        console.table("images", list(rows[0]), [list(r.values()) for r in rows])
-
-
-@app.command("build")
-def build_command(
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Image ids; default: this machine's.")
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every step anew.")] = False,
-    model: Annotated[str | None, typer.Option(help="Model for compose/.env.")] = None,
-    platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Build images from their locks, check their identity, and write compose/.env for the first."""
-    from kit.build import build, ensure_image
-    from kit.image import find_image
-    from kit.platform import find_platform
-    from kit.use import use
-
-    chosen = ids or [find_platform(platform).default_image]
-    records = [find_image(one) for one in chosen]
-    built = [
-        build(r, no_cache=True, say=console.say) if no_cache else ensure_image(r, console.say)
-        for r in records
-    ]
-    for one in built:
-        console.say(f"{one.record.id}: {one.how}, {one.state}, identity {one.identity.digest}")
-    if records[0].cuda == "cpu" or find_platform(platform).name == "cuda":
-        use(records[0].id, model, platform, console.say)
-    if as_json:
-        console.data(
-            [{"id": b.record.id, "how": b.how, "identity": b.identity.digest} for b in built]
-        )
-
-
-@app.command("lock")
-def lock_command(
-    image: Annotated[str, typer.Argument(help="Image id.")],
-    write: Annotated[bool, typer.Option("--write", help="Write docker/locks/ID/.")] = False,
-) -> None:
-    """Resolve what an image is made of and show what changed; writes only with --write."""
-    from kit import lock
-    from kit.image import find_image
-
-    record = find_image(image)
-    old = lock.read_lock(record) if record.locked else None
-    try:
-        with console.step(f"resolve {image}", waits_for="the package indexes"):
-            new = lock.resolve(record)
-    except KitError as error:
-        if write:
-            lock.write_attempt(record, error)
-        raise
-    for line in lock.diff(old, new) or ["nothing changed"]:
-        console.say(line)
-    if write:
-        lock.write(record, new)
-        console.say(f"written: docker/locks/{image}/")
-
-
-@app.command("verify-image")
-def verify_image_command(
-    image: Annotated[str, typer.Argument(help="Image id.")], as_json: Json = False
-) -> None:
-    """Build an image twice from nothing and compare: with itself, layer by layer, and its lock."""
-    from kit.image import find_image
-    from kit.verify_image import verify
-
-    result = verify(find_image(image), console.say)
-    if as_json:
-        console.data(result)
-
-
-@app.command("models")
-def models_command(
-    name: Annotated[str | None, typer.Argument(help="Fetch or make this one.")] = None,
-    image: Annotated[str | None, typer.Option(help="Image whose tools convert it.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show the models; with an id, make sure that it is here and check every file."""
-    from kit.build import ensure_image
-    from kit.image import find_image
-    from kit.model import ensure_model, find_model, load_models
-    from kit.platform import find_platform
-
-    if name is None:
-        rows = [
-            {"id": m.id, "kind": m.kind, "weights": m.weights, "licence": m.licence}
-            for m in load_models().values()
-        ]
-        if as_json:
-            console.data(rows)
-        else:
-            columns = ["id", "kind", "weights", "licence"]
-            console.table("models", columns, [[str(r[c]) for c in columns] for r in rows])
-        return
-    built = ensure_image(find_image(image or find_platform(None).default_image), console.say)
-    files = ensure_model(find_model(name), built, console.say)
-    console.say(f"{name}: {len(files.files)} files, {files.bytes} bytes, all as locked")
-    if as_json:
-        console.data({"id": name, "files": files.files, "bytes": files.bytes})
-
-
-@app.command("use")
-def use_command(
-    image: Annotated[str | None, typer.Argument(help="Image id; default: this machine's.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model id.")] = None,
-    platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write compose/.env for plain `docker compose`."""
-    from kit.use import use
-
-    values = use(image, model, platform, console.say)
-    if as_json:
-        console.data(values)
-
-
-@app.command("adopt")
-def adopt_command(
-    reference: Annotated[str, typer.Argument(help="Tag or id of an image on this engine.")],
-    image: Annotated[str, typer.Option("--id", help="The id it gets here.")],
-    cuda: Annotated[str, typer.Option(help="cpu, cu129 or cu130.")] = "cu130",
-    interpreter: Annotated[str, typer.Option(help="Python inside, with its full path.")] = (
-        "/usr/bin/python3"
-    ),
-    entrypoint: Annotated[str, typer.Option(help="Words that start vLLM, before `serve`.")] = (
-        "vllm"
-    ),
-    user: Annotated[str, typer.Option(help="UID:GID to run as.")] = "10001:0",
-    as_json: Json = False,
-) -> None:
-    """Let this machine measure an image that the kit did not build; every manifest says so."""
-    from kit.adopt import adopt
-
-    record = adopt(
-        reference,
-        image,
-        cuda=cuda,
-        interpreter=interpreter,
-        entrypoint=shlex.split(entrypoint),
-        user=user,
-        say=console.say,
-    )
-    if as_json:
-        console.data(record.model_dump(mode="json", exclude_defaults=True))
-
-
 @app.command("sweep")
 def sweep_command() -> None:
     """Remove what runs that died had left (only theirs) and mark their manifests interrupted."""
     from kit.run import sweep_leftovers
 
     sweep_leftovers(engine.connect(), console.say)
+
+
+add_image_commands(app)
 
 
 def _show_variants(words: list[str]) -> None:

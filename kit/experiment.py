@@ -33,6 +33,10 @@ class Text(Value):
     zh: str
 
 
+ANYTHING = "*"
+"""As a consequence: the variable may change any of the resolved configuration."""
+
+
 class Arm(Value):
     """One value of the variable: the flags, environment or image that make the difference."""
 
@@ -218,6 +222,40 @@ def find_refusal(log: str, patterns: Sequence[str]) -> str | None:
             if found:
                 return line[found.start() :].strip()
     return None
+
+
+def between_images(experiment: Experiment, old: str, new: str) -> Experiment:
+    """Return the experiment as a comparison of two images, everything else equal.
+
+    Both arms are the candidate arm. The image brings its own resolved configuration along, so
+    any difference there is part of the variable; the run lists what differs.
+    """
+    arm = experiment.variable.candidate
+    hypothesis = experiment.hypothesis
+    verb = {"decrease": ("lowers", "降低"), "increase": ("raises", "提高")}[hypothesis.direction]
+
+    def on(image: str) -> Arm:
+        label = Text(en=f"{image}, {arm.label.en}", zh=f"{image}，{arm.label.zh}")
+        return arm.model_copy(update={"name": image, "label": label, "image": image})
+
+    variable = Variable(
+        name="image",
+        what=Text(en=f"the image, {old} or {new}", zh=f"镜像：{old} 或 {new}"),
+        baseline=on(old),
+        candidate=on(new),
+        consequences=(ANYTHING,),
+    )
+    text = Text(
+        en=f"Going from {old} to {new} {verb[0]} {hypothesis.measure}.",
+        zh=f"从 {old} 换到 {new} 会{verb[1]} {hypothesis.measure}。",
+    )
+    acted = [c for c in experiment.acted if c.arm == "candidate"]
+    return replace(
+        experiment,
+        variable=variable,
+        hypothesis=hypothesis.model_copy(update={"text": text}),
+        acted=(*acted, *(c.model_copy(update={"arm": "baseline"}) for c in acted)),
+    )
 
 
 def experiment_names() -> list[str]:

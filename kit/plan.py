@@ -144,6 +144,11 @@ class Plan(Value):
         return "--".join(parts)
 
     @property
+    def images(self) -> tuple[str, str]:
+        """The ids of the arms' images, baseline first."""
+        return (self.arms[0].image.id, self.arms[1].image.id)
+
+    @property
     def pairs(self) -> int:
         return 1 + max(slot.pair for slot in self.slots)
 

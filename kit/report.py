@@ -133,10 +133,14 @@ def _refuse_bare_numbers(value: Any) -> Any:
 def command(manifest: Manifest) -> str:
     """Return the command line that runs the same plan again."""
     plan = manifest.plan
-    words = [f"nox -s {plan.experiment} --"]
-    words += [f"--image {plan.arms[0].image.id}", f"--model {plan.model.id}"]
+    old, new = plan.images
+    if old != new:
+        words = [f"nox -s compare_versions -- {plan.experiment} {old} {new}"]
+    else:
+        words = [f"nox -s {plan.experiment} -- --image {new}"]
     pairs = "auto" if plan.stopping else str(plan.pairs)
-    words += [f"--platform {plan.platform}", f"--replicates {pairs}", f"--seed {plan.seed}"]
+    words += [f"--model {plan.model.id}", f"--platform {plan.platform}"]
+    words += [f"--replicates {pairs}", f"--seed {plan.seed}"]
     words += [f"--variant {plan.variant}"] if plan.variant else []
     words += ["--aa"] if plan.against_itself else []
     return " ".join(words)

@@ -8,72 +8,43 @@ replicates -> analysis -> report. The manifest is written after every step.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import docker
 
-from kit import build, engine, facts, identity, model, owner, report, store
+from kit import engine, facts, identity, owner, pull_request, report, store
 from kit.analyse import analyse, answered, refused
-from kit.compose import MOUNT, Runtime, runtime_of
-from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied, UsageError
+from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
 from kit.experiment import (
     Experiment,
-    against_itself,
-    apply_variant,
-    find_experiment,
 )
 from kit.fact import HostPlace
-from kit.image import ImageRecord, find_image
 from kit.manifest import (
     Cost,
     Failure,
     Manifest,
-    RanImage,
     Replicate,
     Status,
     manifest_json,
     now_utc,
 )
-from kit.model import ModelRecord, find_model
 from kit.notice import notice
-from kit.paths import RUNS
-from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
-from kit.platform import Platform, find_platform
+from kit.platform import find_platform
+from kit.prepare import Options, Prepared, choose, prepare
 from kit.replicate import Bench, measure_slot
-from kit.sequential import Stopping
 from kit.topology import find_topology
 from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
 
-ROLES: tuple[Role, Role] = ("baseline", "candidate")
 FREE_BYTES = 2 * 2**30  # logs and samples of a long run, with room
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a person may choose about a run; None takes the default."""
-
-    variant: str | None = None
-    image: str | None = None
-    model: str | None = None
-    platform: str | None = None
-    pairs: int = MIN_PAIRS
-    stopping: Stopping | None = None
-    seed: int = 1
-    against_itself: bool = False
-    out: Path = RUNS
-    stub: Mapping[str, Any] | None = None
-    ready_timeout_s: float | None = None
 
 
 @dataclass
@@ -104,21 +75,13 @@ def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Pat
     Raises a `KitError` or `Interrupted`; when replicates had begun, the manifest then says
     `failed` or `interrupted`, and no container, network or volume is left.
     """
-    experiment = apply_variant(find_experiment(name), name, options.variant)
-    if options.against_itself:
-        experiment = against_itself(experiment)
-    if options.pairs < 1:
-        raise UsageError("--replicates must be at least 1", hint="leave it out for 6 pairs")
-    for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
-        if chosen:
-            find_image(chosen)
-    find_model(options.model or model.DEFAULT)
+    experiment = choose(name, options)
     _preflight(options.out)
     client = engine.connect()
     sweep_leftovers(client, say)
     platform = find_platform(options.platform)
     say(f"platform {platform.name}: {platform.why}")
-    prepared = _prepare(name, experiment, platform, options, say)
+    prepared = prepare(name, experiment, platform, options, say)
     return _carry_out(client, experiment, prepared, options, say)
 
 
@@ -127,117 +90,6 @@ def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
     for left in owner.sweep(client):
         names = ", ".join(left.removed) or "nothing"
         say(f"run {left.run_id} had died; its manifest now says interrupted; removed: {names}")
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A plan and everything on this machine that it needs."""
-
-    plan: Plan
-    files: dict[str, bytes]
-    images: dict[str, RanImage]
-    runtimes: dict[str, Runtime]
-    model: Path
-    platform: Platform
-
-
-def _prepare(
-    name: str,
-    experiment: Experiment,
-    platform: Platform,
-    options: Options,
-    say: Say,
-) -> Prepared:
-    records = _choose_images(experiment, platform, options)
-    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
-    ran = {
-        key: RanImage(
-            id=key,
-            engine_id=b.image_id,
-            config_digest=b.identity.config_digest,
-            diff_ids=b.identity.diff_ids,
-            identity=b.identity.digest,
-            lock_sha256=b.lock_sha256,
-            how=b.how,
-            state=b.state,
-        )
-        for key, b in built.items()
-    }
-    chosen = find_model(options.model or model.DEFAULT)
-    _check_needs(name, experiment, platform, chosen)
-    files = model.ensure_model(chosen, built[records[0].id], say)
-    planned = {
-        key: PlannedImage(id=key, identity=r.identity, lock_sha256=r.lock_sha256)
-        for key, r in ran.items()
-    }
-    entrypoints = {role: _entrypoint(r, options) for role, r in zip(ROLES, records, strict=True)}
-    if options.stub is not None:
-        experiment = _on_stub(experiment, options.stub)
-    resources = Resources()
-    if options.ready_timeout_s:
-        resources = resources.model_copy(update={"ready_timeout_s": options.ready_timeout_s})
-    plan, lines = make_plan(
-        name,
-        experiment,
-        variant=options.variant,
-        against_itself=options.against_itself,
-        images={"baseline": planned[records[0].id], "candidate": planned[records[1].id]},
-        entrypoints=entrypoints,
-        engine="vllm" if options.stub is None else "stub",
-        client_image=planned[records[0].id],
-        model=PlannedModel(id=chosen.id, weights=chosen.weights, files=files.files),
-        model_flags=chosen.flags(platform.name),
-        platform=platform.name,
-        platform_flags={},
-        platform_env={},
-        pairs=options.pairs,
-        stopping=options.stopping,
-        seed=options.seed,
-        resources=resources,
-    )
-    runtimes = {
-        r.id: runtime_of(built[r.id].image_id, interpreter=r.interpreter, user=r.user)
-        for r in records
-    }
-    return Prepared(plan, lines, ran, runtimes, files.path, platform)
-
-
-def _choose_images(
-    experiment: Experiment, platform: Platform, options: Options
-) -> tuple[ImageRecord, ImageRecord]:
-    default = options.image or platform.default_image
-    arms = experiment.variable.arms
-    return (find_image(arms[0].image or default), find_image(arms[1].image or default))
-
-
-def _entrypoint(record: ImageRecord, options: Options) -> tuple[str, ...]:
-    if options.stub is None:
-        return record.entrypoint
-    return ("env", "-C", MOUNT, record.interpreter, "-m", "inside.stub")
-
-
-def _on_stub(experiment: Experiment, stub: Mapping[str, Any]) -> Experiment:
-    """Let the kit's stub stand in for vLLM: it is told what to plant by its environment."""
-    env = {**experiment.env, "KIT_STUB": json.dumps(dict(stub))}
-    return replace(experiment, env=env)
-
-
-def _check_needs(
-    name: str, experiment: Experiment, platform: Platform, chosen: ModelRecord
-) -> None:
-    if experiment.needs.real_weights and chosen.weights != "real":
-        raise UsageError(
-            f"{name} needs real weights, and {chosen.id} has random ones",
-            hint=f"leave --model out to take {model.DEFAULT}",
-        )
-    missing = experiment.needs.missing_files(
-        model.read_model_lock(chosen).files if experiment.needs.model_files else ()
-    )
-    if missing:
-        raise UsageError(
-            f"{name} needs {missing[0]} in the model's folder, and {chosen.id} has none",
-            hint="give a --model whose record in docker/models.yaml carries a draft model",
-        )
 
 
 def _preflight(out: Path) -> None:
@@ -429,6 +281,9 @@ def _conclude(
         cost=cost,
     )
     report.write_reports(record.folder, record.manifest)
+    if len(set(plan.images)) > 1:
+        block = pull_request.pull_request_block(record.manifest)
+        store.write_text(record.folder / "pull-request.md", block)
 
 
 def _cost(replicates: tuple[Replicate, ...]) -> Cost | None:

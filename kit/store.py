@@ -13,7 +13,7 @@ from typing import Any
 from kit.errors import DiskFull, KitError, RunFolderLost
 from kit.manifest import RawFile
 
-NOT_HASHED = {"manifest.json", "report.en.md", "report.zh.md"}
+NOT_HASHED = {"manifest.json", "report.en.md", "report.zh.md", "pull-request.md"}
 RESERVE = ".reserve"
 RESERVE_BYTES = 8 << 20  # room for the last manifest when the disk is full
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
-from kit.experiment import Condition, Hypothesis
+from kit.experiment import ANYTHING, Condition, Hypothesis
 from kit.guard import GuardResult
 from kit.measure import Reading
 from kit.sequential import Stopping, signed_sums, stops_at
@@ -337,7 +337,7 @@ def find_confounders(
         for role, each in values.items():
             if len(set(each)) > 1:
                 found.append(f"{path} changed within {role}: {' / '.join(sorted(set(each)))}")
-        declared = any(path == c or path.startswith(f"{c}.") for c in consequences)
+        declared = any(c in (path, ANYTHING) or path.startswith(f"{c}.") for c in consequences)
         firsts = {each[0] for each in values.values() if each}
         if len(firsts) > 1 and not declared:
             found.append(f"{path}: {' / '.join(each[0] for each in values.values() if each)}")

@@ -1,0 +1,174 @@
+"""The commands about images and models; `kit.cli` adds them to the command line."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated
+
+import typer
+
+from kit import console
+from kit.errors import KitError
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+def images_command(as_json: Json = False) -> None:
+    """Show the image matrix: id, vLLM, CUDA, locked, built, identical."""
+    from kit.image_table import image_rows
+
+    rows = image_rows()
+    if as_json:
+        console.data(rows)
+    else:
+        console.table("images", list(rows[0]), [list(r.values()) for r in rows])
+
+
+def build_command(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Image ids; default: this machine's.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every step anew.")] = False,
+    model: Annotated[str | None, typer.Option(help="Model for compose/.env.")] = None,
+    platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Build images from their locks, check their identity, and write compose/.env for the first."""
+    from kit.build import build, ensure_image
+    from kit.image import find_image
+    from kit.platform import find_platform
+    from kit.use import use
+
+    chosen = ids or [find_platform(platform).default_image]
+    records = [find_image(one) for one in chosen]
+    built = [
+        build(r, no_cache=True, say=console.say) if no_cache else ensure_image(r, console.say)
+        for r in records
+    ]
+    for one in built:
+        console.say(f"{one.record.id}: {one.how}, {one.state}, identity {one.identity.digest}")
+    if records[0].cuda == "cpu" or find_platform(platform).name == "cuda":
+        use(records[0].id, model, platform, console.say)
+    if as_json:
+        console.data(
+            [{"id": b.record.id, "how": b.how, "identity": b.identity.digest} for b in built]
+        )
+
+
+def lock_command(
+    image: Annotated[str, typer.Argument(help="Image id.")],
+    write: Annotated[bool, typer.Option("--write", help="Write docker/locks/ID/.")] = False,
+) -> None:
+    """Resolve what an image is made of and show what changed; writes only with --write."""
+    from kit import lock
+    from kit.image import find_image
+
+    record = find_image(image)
+    old = lock.read_lock(record) if record.locked else None
+    try:
+        with console.step(f"resolve {image}", waits_for="the package indexes"):
+            new = lock.resolve(record)
+    except KitError as error:
+        if write:
+            lock.write_attempt(record, error)
+        raise
+    for line in lock.diff(old, new) or ["nothing changed"]:
+        console.say(line)
+    if write:
+        lock.write(record, new)
+        console.say(f"written: docker/locks/{image}/")
+
+
+def verify_image_command(
+    image: Annotated[str, typer.Argument(help="Image id.")], as_json: Json = False
+) -> None:
+    """Build an image twice from nothing and compare: with itself, layer by layer, and its lock."""
+    from kit.image import find_image
+    from kit.verify_image import verify
+
+    result = verify(find_image(image), console.say)
+    if as_json:
+        console.data(result)
+
+
+def models_command(
+    name: Annotated[str | None, typer.Argument(help="Fetch or make this one.")] = None,
+    image: Annotated[str | None, typer.Option(help="Image whose tools convert it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the models; with an id, make sure that it is here and check every file."""
+    from kit.build import ensure_image
+    from kit.image import find_image
+    from kit.model import ensure_model, find_model, load_models
+    from kit.platform import find_platform
+
+    if name is None:
+        rows = [
+            {"id": m.id, "kind": m.kind, "weights": m.weights, "licence": m.licence}
+            for m in load_models().values()
+        ]
+        if as_json:
+            console.data(rows)
+        else:
+            columns = ["id", "kind", "weights", "licence"]
+            console.table("models", columns, [[str(r[c]) for c in columns] for r in rows])
+        return
+    built = ensure_image(find_image(image or find_platform(None).default_image), console.say)
+    files = ensure_model(find_model(name), built, console.say)
+    console.say(f"{name}: {len(files.files)} files, {files.bytes} bytes, all as locked")
+    if as_json:
+        console.data({"id": name, "files": files.files, "bytes": files.bytes})
+
+
+def use_command(
+    image: Annotated[str | None, typer.Argument(help="Image id; default: this machine's.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model id.")] = None,
+    platform: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write compose/.env for plain `docker compose`."""
+    from kit.use import use
+
+    values = use(image, model, platform, console.say)
+    if as_json:
+        console.data(values)
+
+
+def adopt_command(
+    reference: Annotated[str, typer.Argument(help="Tag or id of an image on this engine.")],
+    image: Annotated[str, typer.Option("--id", help="The id it gets here.")],
+    cuda: Annotated[str, typer.Option(help="cpu, cu129 or cu130.")] = "cu130",
+    interpreter: Annotated[str, typer.Option(help="Python inside, with its full path.")] = (
+        "/usr/bin/python3"
+    ),
+    entrypoint: Annotated[str, typer.Option(help="Words that start vLLM, before `serve`.")] = (
+        "vllm"
+    ),
+    user: Annotated[str, typer.Option(help="UID:GID to run as.")] = "10001:0",
+    as_json: Json = False,
+) -> None:
+    """Let this machine measure an image that the kit did not build; every manifest says so."""
+    from kit.adopt import adopt
+
+    record = adopt(
+        reference,
+        image,
+        cuda=cuda,
+        interpreter=interpreter,
+        entrypoint=shlex.split(entrypoint),
+        user=user,
+        say=console.say,
+    )
+    if as_json:
+        console.data(record.model_dump(mode="json", exclude_defaults=True))
+
+
+def add_image_commands(app: typer.Typer) -> None:
+    """Add the commands of this module, by the names people type."""
+    app.command("images")(images_command)
+    app.command("build")(build_command)
+    app.command("lock")(lock_command)
+    app.command("verify-image")(verify_image_command)
+    app.command("models")(models_command)
+    app.command("use")(use_command)
+    app.command("adopt")(adopt_command)

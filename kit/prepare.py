@@ -1,0 +1,186 @@
+"""From options to everything a run needs: images and model on this machine, and the frozen plan.
+
+Names are checked first, before anything is fetched, built or started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kit import build, model
+from kit.build import BuiltImage
+from kit.compose import MOUNT, Runtime, runtime_of
+from kit.errors import UsageError
+from kit.experiment import (
+    Experiment,
+    against_itself,
+    apply_variant,
+    between_images,
+    find_experiment,
+)
+from kit.image import ImageRecord, find_image
+from kit.manifest import RanImage
+from kit.model import ModelRecord, find_model
+from kit.paths import RUNS
+from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
+from kit.platform import Platform
+from kit.sequential import Stopping
+from kit.verdict import MIN_PAIRS
+
+Say = Callable[[str], None]
+
+ROLES: tuple[Role, Role] = ("baseline", "candidate")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person may choose about a run; None takes the default."""
+
+    variant: str | None = None
+    image: str | None = None
+    versions: tuple[str, str] | None = None
+    model: str | None = None
+    platform: str | None = None
+    pairs: int = MIN_PAIRS
+    stopping: Stopping | None = None
+    seed: int = 1
+    against_itself: bool = False
+    out: Path = RUNS
+    stub: Mapping[str, Any] | None = None
+    ready_timeout_s: float | None = None
+
+
+def choose(name: str, options: Options) -> Experiment:
+    """Return the experiment that the options ask for; every name in them is checked.
+
+    Raises `UnknownName` or `UsageError`.
+    """
+    experiment = apply_variant(find_experiment(name), name, options.variant)
+    if options.versions:
+        experiment = between_images(experiment, *options.versions)
+    if options.against_itself:
+        experiment = against_itself(experiment)
+    if options.pairs < 1:
+        raise UsageError("--replicates must be at least 1", hint="leave it out for 6 pairs")
+    for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
+        if chosen:
+            find_image(chosen)
+    find_model(options.model or model.DEFAULT)
+    return experiment
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan and everything on this machine that it needs."""
+
+    plan: Plan
+    files: dict[str, bytes]
+    images: dict[str, RanImage]
+    runtimes: dict[str, Runtime]
+    model: Path
+    platform: Platform
+
+
+def prepare(
+    name: str,
+    experiment: Experiment,
+    platform: Platform,
+    options: Options,
+    say: Say,
+) -> Prepared:
+    """Make images and model ready and freeze the plan. Raises what building and fetching raise."""
+    records = _choose_images(experiment, platform, options)
+    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
+    ran = {key: _ran(b) for key, b in built.items()}
+    chosen = find_model(options.model or model.DEFAULT)
+    _check_needs(name, experiment, platform, chosen)
+    files = model.ensure_model(chosen, built[records[1].id], say)
+    planned = {
+        key: PlannedImage(id=key, identity=r.identity, lock_sha256=r.lock_sha256)
+        for key, r in ran.items()
+    }
+    entrypoints = {role: _entrypoint(r, options) for role, r in zip(ROLES, records, strict=True)}
+    if options.stub is not None:
+        experiment = _on_stub(experiment, options.stub)
+    resources = Resources()
+    if options.ready_timeout_s:
+        resources = resources.model_copy(update={"ready_timeout_s": options.ready_timeout_s})
+    plan, lines = make_plan(
+        name,
+        experiment,
+        variant=options.variant,
+        against_itself=options.against_itself,
+        images={"baseline": planned[records[0].id], "candidate": planned[records[1].id]},
+        entrypoints=entrypoints,
+        engine="vllm" if options.stub is None else "stub",
+        client_image=planned[records[1].id],
+        model=PlannedModel(id=chosen.id, weights=chosen.weights, files=files.files),
+        model_flags=chosen.flags(platform.name),
+        platform=platform.name,
+        platform_flags={},
+        platform_env={},
+        pairs=options.pairs,
+        stopping=options.stopping,
+        seed=options.seed,
+        resources=resources,
+    )
+    runtimes = {
+        r.id: runtime_of(built[r.id].image_id, interpreter=r.interpreter, user=r.user)
+        for r in records
+    }
+    return Prepared(plan, lines, ran, runtimes, files.path, platform)
+
+
+def _ran(built: BuiltImage) -> RanImage:
+    return RanImage(
+        id=built.record.id,
+        engine_id=built.image_id,
+        config_digest=built.identity.config_digest,
+        diff_ids=built.identity.diff_ids,
+        identity=built.identity.digest,
+        lock_sha256=built.lock_sha256,
+        how=built.how,
+        state=built.state,
+    )
+
+
+def _choose_images(
+    experiment: Experiment, platform: Platform, options: Options
+) -> tuple[ImageRecord, ImageRecord]:
+    default = options.image or platform.default_image
+    arms = experiment.variable.arms
+    return (find_image(arms[0].image or default), find_image(arms[1].image or default))
+
+
+def _entrypoint(record: ImageRecord, options: Options) -> tuple[str, ...]:
+    if options.stub is None:
+        return record.entrypoint
+    return ("env", "-C", MOUNT, record.interpreter, "-m", "inside.stub")
+
+
+def _on_stub(experiment: Experiment, stub: Mapping[str, Any]) -> Experiment:
+    """Let the kit's stub stand in for vLLM: it is told what to plant by its environment."""
+    env = {**experiment.env, "KIT_STUB": json.dumps(dict(stub))}
+    return replace(experiment, env=env)
+
+
+def _check_needs(
+    name: str, experiment: Experiment, platform: Platform, chosen: ModelRecord
+) -> None:
+    if experiment.needs.real_weights and chosen.weights != "real":
+        raise UsageError(
+            f"{name} needs real weights, and {chosen.id} has random ones",
+            hint=f"leave --model out to take {model.DEFAULT}",
+        )
+    missing = experiment.needs.missing_files(
+        model.read_model_lock(chosen).files if experiment.needs.model_files else ()
+    )
+    if missing:
+        raise UsageError(
+            f"{name} needs {missing[0]} in the model's folder, and {chosen.id} has none",
+            hint="give a --model whose record in docker/models.yaml carries a draft model",
+        )
