@@ -23,7 +23,10 @@ from kit.value import load_json
 from kit.verdict import MIN_PAIRS
 
 app = typer.Typer(
-    help="Run vLLM experiments, and let others run them again exactly.", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False
+    help="Run vLLM experiments, and let others run them again exactly.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
 )
 
 VERDICT_EXIT = {"unsupported": 3, "invalid": 4, "confounded": 5}
