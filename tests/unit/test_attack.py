@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kit.attack import attack, run_cell, run_once
+from kit.attack import DOCUMENT, attack, run_cell, run_once
 from kit.attack_cells import STRONG, cells
 from kit.attack_table import Row, Table, broken_promises, render_table
 from kit.attack_theory import median_sd, sign_flip_ps, t_power
@@ -134,3 +134,13 @@ def test_run_once_takes_the_pairs_it_needs() -> None:
     strong = next(c for c in cells() if c.kind == "auto" and c.name == "+30 %")
     word, pairs = run_once(strong, np.random.default_rng(1), 0)
     assert (word, pairs) == ("supported", 6)
+
+
+def test_the_committed_table_has_every_cell_at_full_size_and_held() -> None:
+    text = DOCUMENT.read_text("utf-8")
+    assert "`nox -s attack -- --runs 2000 --seed " in text
+    assert "All held." in text
+    for cell in cells():
+        assert f"\n| {cell.name} |" in text
+    for fault in FAULTS:
+        assert f"\n| {fault} | 0 |" in text
