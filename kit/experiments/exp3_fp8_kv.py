@@ -48,6 +48,9 @@ PROMPTS = (
 )
 """Short questions with one likely answer: an intact cache cannot move many of them."""
 
+ANSWER_TOKENS = 4
+"""The answer itself. What follows it is free choice, which any change of rounding may turn."""
+
 TEXTS = (
     "Alice was beginning to get very tired of sitting by her sister on the bank, and of having "
     "nothing to do: once or twice she had peeped into the book her sister was reading, but it "
@@ -86,7 +89,7 @@ def _request(scale: Scale, name: str, prompt: str, lane: str, **more: Any) -> di
 def workload(scale: Scale) -> tuple[Phase, ...]:
     """Build the quality phase (greedy answers, texts to score) and a small decoding load."""
     asks = [
-        _request(scale, f"q{i:02d}", prompt, "ask", max_tokens=8)
+        _request(scale, f"q{i:02d}", prompt, "ask", max_tokens=ANSWER_TOKENS)
         for i, prompt in enumerate(PROMPTS)
     ]
     scored = [
