@@ -8,7 +8,7 @@ from typing import Any
 
 from kit import store
 from kit.analyse import Analysis, analyse, refused
-from kit.errors import BadFile
+from kit.errors import BadFile, StaleNumber
 from kit.experiment import against_itself, apply_variant, find_experiment
 from kit.manifest import Manifest, load_manifest
 
@@ -38,6 +38,22 @@ def analyse_again(run: Path) -> dict[str, Any]:
         "equal": _bytes(parts) == _bytes(_recorded(manifest)),
         "changed_files": store.changed_files(run, manifest.files),
     }
+
+
+def check_numbers(run: Path) -> None:
+    """Raise `StaleNumber` unless the manifest's numbers are what its raw files give."""
+    result = analyse_again(run)
+    if result["changed_files"]:
+        raise StaleNumber(
+            f"the raw files are not those of the manifest: {result['changed_files'][0]}",
+            hint="`kit analyse RUNDIR` computes the numbers from the files as they are",
+            detail="\n".join(result["changed_files"]),
+        )
+    if not result["equal"]:
+        raise StaleNumber(
+            "the numbers in manifest.json are not what the raw files give",
+            hint="`kit analyse RUNDIR --json` shows what they give",
+        )
 
 
 def _bytes(parts: dict[str, Any]) -> bytes:

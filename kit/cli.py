@@ -190,13 +190,15 @@ def analyse_command(
 
 @app.command("report")
 def report_command(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Write a run's reports again; refused when a raw file is not the recorded one."""
+    """Write a run's reports again; refused when raw files or numbers are not the recorded ones."""
+    from kit.again import check_numbers
     from kit.manifest import load_manifest
     from kit.report import write_reports
 
     manifest = load_manifest(run / "manifest.json")
     if manifest.verdict is None:
         raise UsageError(f"the run is {manifest.status}: it has no verdict to report")
+    check_numbers(run)
     write_reports(run, manifest)
     console.say(f"written: {run / 'report.en.md'} and report.zh.md")
 
@@ -248,12 +250,16 @@ def attack_command(
     write: Annotated[bool, typer.Option("--write", help="Write docs/attack.md.")] = False,
 ) -> None:
     """Attack the verdicts with planted effects and faults; prints the confusion table."""
-    from kit.attack import attack, render_table, write_document
+    from kit.attack import attack, broken_promises, render_table, write_document
 
     table = attack(runs, seed, console.say)
     print(render_table(table))  # noqa: T201 - this is the data
     if write:
         write_document(table)
+    broken = broken_promises(table)
+    for line in broken:
+        console.warn(line)
+    raise typer.Exit(1 if broken else 0)
 
 
 @app.command("engine")

@@ -100,9 +100,9 @@ def compare_pairs(
 def check_quality(limits: Sequence[QualityLimit], compared: Sequence[Compared]) -> list[str]:
     """Return which registered limits do not hold, pair by pair; empty when the quality is there.
 
-    What is unknown does not hold.
+    What is unknown, or was never compared, does not hold.
     """
-    broken = []
+    broken = [f"{limit} was never read" for limit in limits if not compared]
     for limit in limits:
         for one in compared:
             reading = next((r for r in one.readings if r.name == limit.comparison), None)

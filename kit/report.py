@@ -255,16 +255,18 @@ def _environment(
     manifest: Manifest, notes: Notes, language: str, words: Any
 ) -> list[dict[str, str]]:
     rows = []
-    facts = [*manifest.facts, *(f for r in manifest.replicates[:1] for f in r.facts)]
+    facts = [(f, "facts.json") for f in manifest.facts]
+    for r in manifest.replicates[:1]:
+        facts += [(f, f"{r.folder}/facts.json") for f in r.facts]
     for label, group, name, service in SHOWN:
-        fact = next(
-            (f for f in facts if (f.group, f.name, f.service) == (group, name, service)), None
-        )
-        if fact is None:
+        found = [(f, s) for f, s in facts if (f.group, f.name, f.service) == (group, name, service)]
+        if not found:
             continue
-        value = fact.reason if fact.value is None else fact.value
-        null = words["unknown"][language]
-        text = f"{null}: {value}" if fact.value is None else str(value)
+        fact, source = found[0]
+        if fact.value is None:
+            text = f"{words['unknown'][language]}: {fact.reason}"
+        else:
+            text = str(notes.number(str(fact.value), [source]))
         rows.append(
             {
                 "label": f"{words[label][language]} (`{name}`)",

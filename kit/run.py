@@ -44,6 +44,7 @@ from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
 
+FACTS = "facts.json"
 FREE_BYTES = 2 * 2**30  # logs and samples of a long run, with room
 
 
@@ -126,7 +127,9 @@ def _carry_out(
         with _finishing(record, say):
             _lay_out(record, prepared)
             place = HostPlace(client=client, endpoint_kind=engine.endpoint_kind())
-            record.update(facts=tuple(facts.collect(place)))
+            found = facts.collect(place)
+            store.write_json(folder / FACTS, [f.model_dump(mode="json") for f in found])
+            record.update(facts=tuple(found))
             unsupported = _measure_all(client, record, experiment, prepared, say)
             _conclude(record, experiment, prepared, unsupported)
     say(f"report: {folder / 'report.en.md'}")

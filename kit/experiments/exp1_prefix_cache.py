@@ -33,9 +33,7 @@ LANES = 4
 REQUESTS = 24
 
 
-def _request(
-    scale: Scale, name: str, prompt: str, lane: str, temperature: float
-) -> dict[str, Any]:
+def _request(scale: Scale, name: str, prompt: str, lane: str, temperature: float) -> dict[str, Any]:
     body = {
         "model": scale.model,
         "prompt": prompt,
@@ -63,7 +61,9 @@ def workload(
         return _request(scale, f"q{i:03d}", prompt, lane, temperature)
 
     warmup = [
-        _request(scale, f"w{i}", f"Warm-up {i}. " + "Nothing here repeats. " * 200, "w", temperature)
+        _request(
+            scale, f"w{i}", f"Warm-up {i}. " + "Nothing here repeats. " * 200, "w", temperature
+        )
         for i in range(2)
     ]
     return (
@@ -142,6 +142,12 @@ EXPERIMENT = Experiment(
         Measure("output_tok_per_s", "tok/s", "output throughput", output_throughput()),
         Measure("prefix_queries_tokens", "tokens", "prefix cache queries", _QUERIES),
         Measure("prefix_hits_tokens", "tokens", "prefix cache hits", _HITS),
+        Measure(
+            "prefix_hits_cold_tokens",
+            "tokens",
+            "prefix cache hits of the cold first request",
+            counter_delta("vllm:prefix_cache_hits_total", phase="cold"),
+        ),
         Measure("prefix_hit_ratio", "1", "hits per query", ratio_of(_HITS, _QUERIES)),
         _by_source("local_compute"),
         _by_source("local_cache_hit"),
@@ -150,6 +156,7 @@ EXPERIMENT = Experiment(
         Condition(measure="prefix_hits_tokens", arm="candidate", op=">", value=0),
         Condition(measure="prefix_hit_ratio", arm="candidate", op=">=", value=0.5),
         Condition(measure="prefix_hits_tokens", arm="baseline", op="==", value=0),
+        Condition(measure="prefix_hits_cold_tokens", arm="candidate", op="==", value=0),
     ),
     settings={"enforce-eager": True, "max-model-len": 4096, "max-num-seqs": 16},
     variants={"temperature-0.7": temperature_07, "changing-prefix": changing_prefix},

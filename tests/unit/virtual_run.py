@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ def _fact(group: str, name: str, value: Any, service: str | None = None) -> Fact
     )
 
 
+HOST_FACTS = (
+    _fact("host", "cpu_model", "Virtual CPU"),
+    _fact("host", "memory_total_bytes", 8 * 2**30),
+    _fact("gpu", "driver_version", "580.1.2"),
+)
+
+
 def metrics_text(scrape: Scrape) -> str:
     """Write a scrape as the engine would."""
     lines = []
@@ -73,6 +81,13 @@ def write_raw(folder: Path, run: VirtualRun) -> None:
         told = "".join(json.dumps(t) + "\n" for t in run.telemetry[replicate.replicate])
         store.write_text(home / "telemetry.jsonl", told)
         store.write_text(home / "events.jsonl", "{}\n")
+        write_facts(home, replicate.facts)
+    write_facts(folder, HOST_FACTS)
+
+
+def write_facts(folder: Path, found: Sequence[Fact]) -> None:
+    """Write facts.json as a run does."""
+    store.write_json(folder / "facts.json", [f.model_dump(mode="json") for f in found])
 
 
 def write_run(folder: Path, run: VirtualRun) -> Manifest:
@@ -100,11 +115,7 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
                 state="verified",
             ),
         ),
-        facts=(
-            _fact("host", "cpu_model", "Virtual CPU"),
-            _fact("host", "memory_total_bytes", 8 * 2**30),
-            _fact("gpu", "driver_version", "580.1.2"),
-        ),
+        facts=HOST_FACTS,
         replicates=found.replicates,
         guards=found.guards,
         confounders=found.confounders,
