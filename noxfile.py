@@ -41,7 +41,7 @@ def environment(session: nox.Session, name: str) -> str:
     if not stamp.exists() or stamp.read_text("utf-8") != wanted:
         shutil.rmtree(folder, ignore_errors=True)
         session.run(sys.executable, "-m", "virtualenv", "-q", str(folder), external=True)
-        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        pip = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         session.run(*pip, "--require-hashes", "--no-deps", "-r", str(lock), external=True)
         stamp.write_text(wanted, "utf-8")
     return python
@@ -87,7 +87,7 @@ def compare_versions(session: nox.Session) -> None:
 @nox.session
 def engine(session: nox.Session) -> None:
     """Make sure that a Docker Engine answers; install and start one if need be."""
-    kit(session, "engine", *session.posargs)
+    kit(session, "engine")  # posargs belong to the session named after it
 
 
 @nox.session
@@ -97,15 +97,21 @@ def images(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("image", IMAGES, ids=IMAGES)
-def build(session: nox.Session, image: str) -> None:
-    """Build an image from its lock: build(ID), or build -- ID …; alone, the default image."""
-    if session.posargs and image in session.posargs:
-        kit(session, "build", image, *(w for w in session.posargs if w not in IMAGES))
-    elif f"build({image})" in sys.argv or (not session.posargs and image == IMAGES[0]):
-        kit(session, "build", image)
-    else:
-        session.skip("not asked for")
+def build(session: nox.Session) -> None:
+    """Build images from their locks: build -- ID …; alone, this machine's default image."""
+    kit(session, "build", *session.posargs)
+
+
+def _build_one(image: str) -> None:
+    def run(session: nox.Session) -> None:
+        kit(session, "build", image, *session.posargs)
+
+    run.__doc__ = f"Build {image} from its lock."
+    nox.session(name=f"build({image})")(run)
+
+
+for _image in IMAGES:
+    _build_one(_image)
 
 
 @nox.session

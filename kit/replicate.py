@@ -133,12 +133,11 @@ def _started(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
         compose.up(stack)
         yield
     finally:
-        with owner.shielded(bench.say):
-            _save_logs(bench, stack, out)
-            try:
-                compose.down(stack, grace_s=bench.plan.resources.stop_grace_s)
-            finally:
-                owner.remove_objects(bench.client, bench.run_id)
+        with owner.shielded(bench.say), contextlib.ExitStack() as last:
+            # each of these happens whatever the others run into, in reverse order
+            last.callback(owner.remove_objects, bench.client, bench.run_id)
+            last.callback(compose.down, stack, grace_s=bench.plan.resources.stop_grace_s)
+            last.callback(_save_logs, bench, stack, out)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from kit import engine
 from kit.paths import ROOT
 
 TESTED_ELSEWHERE = {
-    "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s engine "
+    "python3 -m venv .venv && .venv/bin/pip install -qq nox && .venv/bin/nox -s engine "
     "exp1_prefix_cache": "the parts here and in test_run_vllm; .ci/run has the first half",
     ".venv/bin/nox -s tests": ".ci/run",
 }

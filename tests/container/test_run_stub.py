@@ -239,11 +239,13 @@ def test_too_little_space_is_refused_before_anything_starts(
 
 
 def test_disk_that_fills_under_load_is_named_and_nothing_is_left(
-    small_disk: Callable[[int], Path], stub_file: Callable[..., str]
+    small_disk: Callable[[int], Path], stub_file: Callable[..., str], client: docker.DockerClient
 ) -> None:
     disk = small_disk(2100)
     child = subprocess.Popen(
-        kit_words(*RUN, "--out", str(disk / "runs"), "--stub", stub_file(**{**CACHED, "itl_s": 0.1})),
+        kit_words(
+            *RUN, "--out", str(disk / "runs"), "--stub", stub_file(**{**CACHED, "itl_s": 0.1})
+        ),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -258,3 +260,4 @@ def test_disk_that_fills_under_load_is_named_and_nothing_is_left(
     assert "Traceback" not in stderr
     manifest, _ = only_manifest(disk)
     assert manifest.status == "failed"
+    assert objects_of_runs(client, disk) == []  # the fixture comes after the disk is gone
