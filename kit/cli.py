@@ -188,6 +188,22 @@ def analyse_command(
     raise typer.Exit(0 if result["equal"] else 70)
 
 
+@app.command("reference")
+def reference_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a reference's manifest.")],
+    unpack: Annotated[
+        Path | None, typer.Option(help="Lay the reference out as a run folder here instead.")
+    ] = None,
+) -> None:
+    """Conclude a run again by today's rules and keep it under manifests/ with its raw files."""
+    from kit.reference import keep_reference, unpack_reference
+
+    if unpack is not None:
+        console.say(f"unpacked: {unpack_reference(run, unpack)}")
+        return
+    console.say(f"kept: {keep_reference(run)}")
+
+
 @app.command("report")
 def report_command(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
     """Write a run's reports again; refused when raw files or numbers are not the recorded ones."""

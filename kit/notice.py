@@ -64,6 +64,10 @@ _SET: dict[str, tuple[str, str]] = {
         "The kit's checkout had uncommitted changes; their hash is in the manifest.",
         "kit 的检出含未提交改动；其哈希已写入清单。",
     ),
+    "concluded_again": (
+        "Measures and verdict were computed again from the raw files, by the rules of kit {seen}.",
+        "各项度量与判定依据原始文件重新计算，采用 kit {seen}。",
+    ),
     "kit_cost": (
         "The kit itself took {seen} of the time accounted for, more than 1.10.",
         "kit 自身耗时为应计时间的 {seen}，超过 1.10。",

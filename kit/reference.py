@@ -1,0 +1,129 @@
+"""Keeps reviewed runs under `manifests/`: the manifest, and an archive of the raw files beside it.
+
+A reference outlives the kit that made it. `conclude_again` computes a run's numbers and verdict
+from its raw files by the rules of today; the manifest that the run itself wrote stays beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+from kit import report, store
+from kit.analyse import Analysis, analyse, refused
+from kit.errors import BadFile, NotFound, StaleNumber
+from kit.experiment import against_itself, apply_variant, find_experiment
+from kit.identity import kit_identity
+from kit.manifest import Manifest, load_manifest, manifest_json
+from kit.notice import Notice, notice
+from kit.paths import MANIFESTS
+
+AS_RUN = "manifest.as-run.json"
+HOST_FACTS = "facts.json"
+OF_ANALYSIS = frozenset(
+    {
+        "against_itself",
+        "busy_machine",
+        "concluded_again",
+        "null_measures",
+        "pair_incomplete",
+        "stopped_early",
+        "user_stamps",
+    }
+)
+"""Notices that an analysis gives; all others are the run's own and stay."""
+
+
+def conclude_again(run: Path) -> Manifest:
+    """Compute measures, guards and verdict of a finished run anew; write manifest and reports.
+
+    Plan, facts and raw files stay as they are, and so does the run's own manifest, under another
+    name; a notice says that this was done. Raises `StaleNumber` when a raw file has changed,
+    `BadFile` when the run is not complete or its plan is not the one that was hashed.
+    """
+    manifest = load_manifest(run / "manifest.json")
+    if manifest.status != "complete" or manifest.plan.sha256 != manifest.plan_sha256:
+        raise BadFile(
+            "manifest.json: the run is not complete, or its plan is not the hashed one",
+            hint="only a whole run can be concluded",
+        )
+    if wrong := store.changed_files(run, manifest.files):
+        raise StaleNumber(f"a raw file is not as the manifest says: {wrong[0]}")
+    found = _analyse(run, manifest)
+    if not (run / AS_RUN).exists():
+        store.write_bytes(run / AS_RUN, (run / "manifest.json").read_bytes())
+    if HOST_FACTS not in manifest.files:  # a kit before this file wrote them to the manifest alone
+        store.write_json(run / HOST_FACTS, [f.model_dump(mode="json") for f in manifest.facts])
+    again = manifest.model_copy(
+        update={
+            "replicates": found.replicates,
+            "guards": found.guards,
+            "confounders": found.confounders,
+            "not_acted": found.not_acted,
+            "comparisons": found.comparisons,
+            "effect": found.effect,
+            "verdict": found.verdict,
+            "notices": _notices(run, manifest, found),
+            "files": store.hash_files(run),
+        }
+    )
+    store.write_text(run / "manifest.json", manifest_json(again))
+    report.write_reports(run, again)
+    return again
+
+
+def _analyse(run: Path, manifest: Manifest) -> Analysis:
+    plan = manifest.plan
+    experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
+    if plan.against_itself:
+        experiment = against_itself(experiment)
+    bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
+    return analyse(run, plan, experiment, bare, unsupported=refused(run, experiment, bare))
+
+
+def _notices(run: Path, manifest: Manifest, found: Analysis) -> tuple[Notice, ...]:
+    own = [n for n in manifest.notices if n.code not in OF_ANALYSIS]
+    first = json.loads((run / AS_RUN).read_text("utf-8"))["verdict"]
+    commit = (kit_identity().commit or "unknown")[:12]
+    seen = f"{commit} (in the run itself: {first['word']}: {first['reason']})"
+    return (*found.notices, *own, notice("concluded_again", seen))
+
+
+def keep_reference(run: Path, home: Path = MANIFESTS) -> Path:
+    """Conclude a run again and put it under `manifests/<experiment>/<case>`; return the manifest.
+
+    Beside it lies `<case>.tar.xz` with every raw file, its bytes the same for the same files.
+    """
+    manifest = conclude_again(run)
+    path = home / manifest.plan.experiment / f"{manifest.plan.case}.json"
+    store.write_text(path, manifest_json(manifest))
+    with tarfile.open(archive_of(path), "w:xz", preset=9) as archive:
+        for name in sorted(manifest.files):
+            archive.add(run / name, arcname=name, filter=_plain)
+    return path
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out whose file it was and when it was written."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    member.mode = 0o644
+    return member
+
+
+def archive_of(manifest: Path) -> Path:
+    """Return where the raw files of a reference manifest are."""
+    return manifest.with_suffix(".tar.xz")
+
+
+def unpack_reference(manifest: Path, run: Path) -> Path:
+    """Lay a reference out as a run folder, for `kit analyse` and `kit report`; return it."""
+    archive = archive_of(manifest)
+    if not archive.is_file():
+        raise NotFound(f"{archive.name} is not beside its manifest")
+    run.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as members:
+        members.extractall(run, filter="data")
+    store.write_bytes(run / "manifest.json", manifest.read_bytes())
+    return run

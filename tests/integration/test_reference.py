@@ -1,0 +1,86 @@
+"""Reference manifests: each is whole, says by today's rules what it says, and renders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kit import store
+from kit.again import analyse_again
+from kit.errors import BadFile, NotFound, StaleNumber
+from kit.manifest import load_manifest
+from kit.paths import MANIFESTS
+from kit.reference import AS_RUN, archive_of, conclude_again, keep_reference, unpack_reference
+from kit.report import write_reports
+
+REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
+PRIVATE = (b"/root/", b"\"/home/", b"BEGIN PRIVATE")
+
+
+@pytest.fixture(params=REFERENCES, ids=lambda p: p.parent.name)
+def reference(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+def test_there_are_references() -> None:
+    assert REFERENCES
+
+
+def test_a_reference_is_named_by_its_experiment_and_case(reference: Path) -> None:
+    plan = load_manifest(reference).plan
+    assert (reference.parent.name, reference.stem) == (plan.experiment, plan.case)
+
+
+def test_a_reference_is_whole_and_renders_from_itself_alone(
+    reference: Path, tmp_path: Path
+) -> None:
+    run = unpack_reference(reference, tmp_path / "run")
+    manifest = load_manifest(run / "manifest.json")
+    assert manifest.status == "complete"
+    assert manifest.kit.dirty is False
+    assert not store.changed_files(run, manifest.files)
+    assert analyse_again(run)["equal"], "`python -m kit reference RUNDIR` concludes it again"
+    write_reports(run, manifest)
+    assert "## Conclusion" in (run / "report.en.md").read_text("utf-8")
+
+
+def test_a_reference_names_no_folder_of_the_machine(reference: Path, tmp_path: Path) -> None:
+    run = unpack_reference(reference, tmp_path)
+    for path in (p for p in run.rglob("*") if p.is_file() and "logs" not in p.parts):
+        content = path.read_bytes()
+        assert not [word for word in PRIVATE if word in content], path.name
+
+
+def test_the_runs_own_manifest_stays_and_keeping_again_changes_nothing(
+    reference: Path, tmp_path: Path
+) -> None:
+    run = unpack_reference(reference, tmp_path / "run")
+    own = load_manifest(run / AS_RUN)
+    kept = load_manifest(reference)
+    assert (own.plan, own.facts, own.kit) == (kept.plan, kept.facts, kept.kit)
+    again = keep_reference(run, tmp_path / "home")
+    assert archive_of(again).read_bytes() == archive_of(reference).read_bytes()
+    assert load_manifest(again).files == kept.files
+
+
+def test_a_changed_raw_file_or_plan_is_never_concluded(tmp_path: Path) -> None:
+    run = unpack_reference(REFERENCES[0], tmp_path / "run")
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["plan"]["hypothesis"]["margin"] = 0.5
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadFile):
+        conclude_again(run)
+    run = unpack_reference(REFERENCES[0], tmp_path / "other")
+    samples = next(run.rglob("samples.jsonl"))
+    samples.write_text(samples.read_text() + "\n")
+    with pytest.raises(StaleNumber, match=r"samples\.jsonl"):
+        conclude_again(run)
+
+
+def test_a_manifest_without_its_archive_is_one_clear_error(tmp_path: Path) -> None:
+    lonely = tmp_path / "case.json"
+    lonely.write_bytes(REFERENCES[0].read_bytes())
+    with pytest.raises(NotFound, match=r"case\.tar\.xz"):
+        unpack_reference(lonely, tmp_path / "run")
