@@ -234,7 +234,9 @@ def make_base(packages: Sequence[DebPackage], epoch: int, out: Path) -> None:
             "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC",
             "HOME": "/root", "TMPDIR": os.environ.get("TMPDIR", "/var/tmp"),  # noqa: S108
         }  # fmt: skip
-        done = process.run([tool, *_arguments(packages, house, part)], env=env, timeout_s=900)
+        # the caller's umask would otherwise decide the modes of folders
+        shell = ["sh", "-c", 'umask 022; exec "$0" "$@"', tool]
+        done = process.run([*shell, *_arguments(packages, house, part)], env=env, timeout_s=900)
         if not done.ok:
             part.unlink(missing_ok=True)
             if "No space left" in done.stderr:
@@ -250,6 +252,8 @@ def _arguments(packages: Sequence[DebPackage], house: Path, out: Path) -> list[s
         "--variant=essential", "--format=tar", "--architectures=amd64", "--quiet",
         "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", f"--include={names}",
         '--aptopt=APT::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"',
+        # apt's own user cannot read below a private TMPDIR
+        '--aptopt=APT::Sandbox::User "root"',
         "--dpkgopt=force-unsafe-io", *(f"--dpkgopt={rule}" for rule in _LEFT_OUT),
         *(f"--customize-hook={hook}" for hook in _CUSTOMIZE),
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tarfile
@@ -14,7 +15,6 @@ _FIELDS = (
     "type", "mode", "owner", "group", "owner name", "group name", "size", "time", "link target",
     "extended attributes", "content",
 )  # fmt: skip
-_SMALL_BYTES = 1 << 20
 
 
 def read_layers(chunks: Iterable[bytes]) -> list[dict[str, Entry]]:
@@ -28,7 +28,8 @@ def read_layers(chunks: Iterable[bytes]) -> list[dict[str, Entry]]:
                 continue
             if member.name == "manifest.json":
                 manifest = json.loads(body.read())
-            elif member.size > _SMALL_BYTES or member.name.endswith("layer.tar"):
+                continue
+            with contextlib.suppress(tarfile.ReadError):  # configuration and index are JSON
                 found[member.name] = dict(_entries(body))
     return [found.get(name, {}) for name in manifest[0]["Layers"]]
 
