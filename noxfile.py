@@ -51,7 +51,11 @@ def kit(session: nox.Session, *words: str, env: str = "kit") -> None:
     """Run `python -m kit` and give it time to clean up after Ctrl-C."""
     python = environment(session, env)
     session.run(
-        python, "-m", "kit", *words, external=True, interrupt_timeout=180, terminate_timeout=60
+        *(python, "-m", "kit", *words),
+        external=True,
+        stderr=sys.stderr,  # stdout is for data alone
+        interrupt_timeout=180,
+        terminate_timeout=60,
     )
 
 

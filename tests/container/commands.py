@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,19 @@ def run_nox(*words: str, timeout_s: float = 900) -> Ran:
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - begin)
+
+
+NOISE = ("other programs used", "ms late")  # what a busy machine, not the kit, makes invalid
+
+
+def quietly(run: Callable[[Path], Ran], out: Path) -> tuple[Ran, Path]:
+    """Run below `out`; once more where only the machine's other load made the run invalid."""
+    for attempt in ("first", "second"):
+        ran = run(out / attempt)
+        reason = ran.result["verdict"]["reason"] if ran.stdout.startswith("{") else ""
+        if not any(words in reason for words in NOISE):
+            break
+    return ran, out / attempt
 
 
 def only_manifest(out: Path) -> tuple[Manifest, Path]:

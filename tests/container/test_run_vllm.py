@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Ran, only_manifest, run_nox
+from commands import Ran, only_manifest, quietly, run_nox
 
 from kit.again import analyse_again
 from kit.fact import Fact
@@ -18,12 +18,10 @@ from kit.store import changed_files
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Manifest, Path]:
     out = tmp_path_factory.mktemp("vllm")
-    ran = run_nox(
-        *("-s", "exp1_prefix_cache", "--"),
-        *("--quick", "--platform", "cpu", "--json", "--out", str(out)),
-    )
+    words = ("-s", "exp1_prefix_cache", "--", "--quick", "--platform", "cpu", "--json", "--out")
+    ran, where = quietly(lambda folder: run_nox(*words, str(folder)), out)
     assert ran.code == 0, ran.stderr
-    manifest, run = only_manifest(out)
+    manifest, run = only_manifest(where)
     return ran, manifest, run
 
 
