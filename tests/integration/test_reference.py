@@ -16,7 +16,7 @@ from kit.reference import AS_RUN, archive_of, conclude_again, keep_reference, un
 from kit.report import write_reports
 
 REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
-PRIVATE = (b"/root/", b"\"/home/", b"BEGIN PRIVATE")
+PRIVATE = (b"/root/", b'"/home/', b"BEGIN PRIVATE")
 
 
 @pytest.fixture(params=REFERENCES, ids=lambda p: p.parent.name)
