@@ -89,6 +89,24 @@ def compare_versions(session: nox.Session) -> None:
 
 
 @nox.session
+def analyse(session: nox.Session) -> None:
+    """Compute a run's numbers again from its raw files and compare: analyse -- RUNDIR."""
+    kit(session, "analyse", *session.posargs)
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Write a run's reports again; refused when a raw file was changed: report -- RUNDIR."""
+    kit(session, "report", *session.posargs)
+
+
+@nox.session
+def reference(session: nox.Session) -> None:
+    """Keep a run below manifests/, or lay one out again: reference -- RUNDIR or FILE --unpack DIR."""
+    kit(session, "reference", *session.posargs)
+
+
+@nox.session
 def engine(session: nox.Session) -> None:
     """Make sure that a Docker Engine answers; install and start one if need be."""
     kit(session, "engine")  # posargs belong to the session named after it

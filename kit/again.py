@@ -35,7 +35,7 @@ def analyse_again(run: Path) -> dict[str, Any]:
     parts = _parts(analyse(run, plan, experiment, bare, unsupported=unsupported))
     return {
         **parts,
-        "equal": _bytes(parts) == _bytes(_recorded(manifest)),
+        "equal": _bytes(parts) == _bytes(_parts(manifest)),
         "changed_files": store.changed_files(run, manifest.files),
     }
 
@@ -46,13 +46,13 @@ def check_numbers(run: Path) -> None:
     if result["changed_files"]:
         raise StaleNumber(
             f"the raw files are not those of the manifest: {result['changed_files'][0]}",
-            hint="`kit analyse RUNDIR` computes the numbers from the files as they are",
+            hint="`nox -s analyse -- RUNDIR` computes the numbers from the files as they are",
             detail="\n".join(result["changed_files"]),
         )
     if not result["equal"]:
         raise StaleNumber(
             "the numbers in manifest.json are not what the raw files give",
-            hint="`kit analyse RUNDIR --json` shows what they give",
+            hint="`nox -s analyse -- RUNDIR --json` shows what they give",
         )
 
 
@@ -60,25 +60,14 @@ def _bytes(parts: dict[str, Any]) -> bytes:
     return json.dumps(parts, ensure_ascii=False, sort_keys=True).encode()
 
 
-def _parts(found: Analysis) -> dict[str, Any]:
+def _parts(found: Analysis | Manifest) -> dict[str, Any]:
+    """Return what both an analysis and a manifest hold of a run's numbers, as JSON values."""
     return {
         "readings": [[x.model_dump(mode="json") for x in r.readings] for r in found.replicates],
         "guards": [g.model_dump(mode="json") for g in found.guards],
         "confounders": list(found.confounders),
         "not_acted": list(found.not_acted),
         "comparisons": [c.model_dump(mode="json") for c in found.comparisons],
-        "effect": found.effect.model_dump(mode="json"),
-        "verdict": found.verdict.model_dump(mode="json"),
-    }
-
-
-def _recorded(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "readings": [[x.model_dump(mode="json") for x in r.readings] for r in manifest.replicates],
-        "guards": [g.model_dump(mode="json") for g in manifest.guards],
-        "confounders": list(manifest.confounders),
-        "not_acted": list(manifest.not_acted),
-        "comparisons": [c.model_dump(mode="json") for c in manifest.comparisons],
-        "effect": manifest.effect.model_dump(mode="json") if manifest.effect else None,
-        "verdict": manifest.verdict.model_dump(mode="json") if manifest.verdict else None,
+        "effect": found.effect.model_dump(mode="json") if found.effect else None,
+        "verdict": found.verdict.model_dump(mode="json") if found.verdict else None,
     }

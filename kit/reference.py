@@ -118,7 +118,7 @@ def archive_of(manifest: Path) -> Path:
 
 
 def unpack_reference(manifest: Path, run: Path) -> Path:
-    """Lay a reference out as a run folder, for `kit analyse` and `kit report`; return it."""
+    """Lay a reference out as a run folder, for `nox -s analyse` and `report`; return it."""
     archive = archive_of(manifest)
     if not archive.is_file():
         raise NotFound(f"{archive.name} is not beside its manifest")

@@ -73,7 +73,7 @@ def write_reports(folder: Path, manifest: Manifest) -> None:
     if wrong:
         raise StaleNumber(
             f"the raw files are not those of the manifest: {wrong[0]}",
-            hint="`kit analyse RUNDIR` computes the numbers from the files as they are",
+            hint="`nox -s analyse -- RUNDIR` computes the numbers from the files as they are",
             detail="\n".join(wrong),
         )
     for language in LANGUAGES:
