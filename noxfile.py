@@ -102,7 +102,7 @@ def report(session: nox.Session) -> None:
 
 @nox.session
 def reference(session: nox.Session) -> None:
-    """Keep a run below manifests/, or lay one out again: reference -- RUNDIR or FILE --unpack DIR."""
+    """Keep a run below manifests/: reference -- RUNDIR; lay one out: -- FILE --unpack DIR."""
     kit(session, "reference", *session.posargs)
 
 
