@@ -188,6 +188,78 @@ def analyse_command(
     raise typer.Exit(0 if result["equal"] else 70)
 
 
+@app.command("reproduce")
+def reproduce_command(
+    file: Annotated[Path, typer.Argument(help="A manifest, or a run's folder.")],
+    only_check: Annotated[
+        bool, typer.Option("--only-check", help="Show what differs; build and start nothing.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="A difference, by its name, that shall not stand in the way."),
+    ] = None,
+    quick: Quick = False,
+    out: Out = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Run a recorded run's plan again on the same bits, and say whether the result came back.
+
+    Ends in reproduced (exit 0), not reproduced (6), inconclusive (7) or incomparable (8).
+    """
+    from kit import reproduce, reproduction_report
+
+    accepted = accept or []
+    recorded = reproduce.read_recorded(file)
+    found = reproduce.check(recorded, accepted, reproduce.host_facts())
+    preflight = found.preflight
+    reproduction_report.show_preflight(preflight)
+    if preflight.blocking or only_check:
+        word = "incomparable" if preflight.blocking else "comparable"
+        console.say(
+            f"{word}: {', '.join(preflight.blocking)}"
+            if preflight.blocking
+            else "nothing stands in the way of running it again here"
+        )
+        if as_json:
+            console.data({"word": word, "preflight": preflight.model_dump(mode="json")})
+        raise typer.Exit(reproduce.EXIT["incomparable"] if preflight.blocking else 0)
+    result, folder = reproduce.reproduce(
+        found, accepted, out.expanduser().resolve(), console.say, quick=quick
+    )
+    reproduction_report.write(folder, recorded.manifest, result)
+    outcome = result.outcome
+    console.say(f"report: {folder / 'reproduction.en.md'}")
+    console.say(f"{outcome.word}: {outcome.reason} ({outcome.distance})")
+    if as_json:
+        console.data({"run": str(folder), **result.model_dump(mode="json")})
+    raise typer.Exit(reproduce.EXIT[outcome.word])
+
+
+@app.command("compare")
+def compare_command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Two manifests or run folders; or one folder of many.")
+    ],
+    experiment: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
+    image: Annotated[str | None, typer.Option(help="Only runs with this image id.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="Only this verdict.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show two runs side by side with everything in which they differ, or a table of many."""
+    from kit import compare_table
+
+    if len(runs) == 2:
+        result = compare_table.two(*runs)
+    elif len(runs) == 1:
+        result = compare_table.many(runs[0], experiment, image, verdict)
+    else:
+        raise UsageError("compare takes two runs, or one folder of many")
+    if as_json:
+        console.data(result.data)
+    else:
+        console.table(result.title, result.columns, result.rows)
+
+
 @app.command("reference")
 def reference_command(
     run: Annotated[Path, typer.Argument(help="A run's folder, or a reference's manifest.")],
@@ -263,9 +335,14 @@ def bench_command(
 def attack_command(
     runs: Annotated[int, typer.Option(help="Virtual runs a cell.")] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 1,
-    write: Annotated[bool, typer.Option("--write", help="Write docs/attack.md.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Attack the judgement of reproductions instead.")
+    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the table below docs/.")] = False,
 ) -> None:
     """Attack the verdicts with planted effects and faults; prints the confusion table."""
+    if again:
+        _attack_again(runs, seed, write=write)
     from kit.attack import attack, broken_promises, render_table, write_document
 
     table = attack(runs, seed, console.say)
@@ -273,6 +350,19 @@ def attack_command(
     if write:
         write_document(table)
     broken = broken_promises(table)
+    for line in broken:
+        console.warn(line)
+    raise typer.Exit(1 if broken else 0)
+
+
+def _attack_again(runs: int, seed: int, *, write: bool) -> None:
+    from kit import attack_again
+
+    table = attack_again.attack_again(runs, seed, console.say)
+    print(attack_again.render_table(table, runs, seed))  # noqa: T201 - this is the data
+    if write:
+        attack_again.write_document(table, runs, seed)
+    broken = attack_again.broken_promises(table)
     for line in broken:
         console.warn(line)
     raise typer.Exit(1 if broken else 0)

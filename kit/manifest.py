@@ -7,6 +7,7 @@ the two equal. The verdict and measures can be computed again from the raw files
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from kit.quality import Compared
 from kit.value import Value, load_json, parse_value
 from kit.verdict import Effect, Verdict
 
-MAJOR = 1
+VERSION = "1.1"
 
 Status = Literal["running", "complete", "failed", "interrupted"]
 
@@ -90,10 +91,23 @@ class RawFile(Value):
     bytes: int
 
 
-class Manifest(Value):
-    """One run, whole."""
+class Original(Value):
+    """The run that this run is to bring back.
 
-    schema_version: str = "1.0"
+    `manifest_sha256` is over the bytes of its manifest file; `plan_sha256` is its plan's hash,
+    another than this run's where a difference was accepted.
+    """
+
+    run_id: str
+    manifest_sha256: str
+    plan_sha256: str
+    accepted: tuple[str, ...]
+
+
+class Manifest(Value):
+    """One run, whole. `reproduces` is null unless the run repeats another one."""
+
+    schema_version: str = VERSION
     run_id: str
     status: Status
     started_utc: str
@@ -101,6 +115,7 @@ class Manifest(Value):
     kit: KitIdentity
     plan: Plan
     plan_sha256: str
+    reproduces: Original | None
     images: tuple[RanImage, ...]
     facts: tuple[Fact, ...]
     replicates: tuple[Replicate, ...]
@@ -123,14 +138,38 @@ def now_utc() -> str:
 
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest; raise `BadFile` with the path inside it, or with the version it needs."""
-    raw = load_json(path)
+    return parse_manifest(load_json(path), path.name)
+
+
+def parse_manifest(raw: dict[str, Any], source: str) -> Manifest:
+    """Build a manifest from JSON of this or an older version; see `load_manifest`."""
     version = str(raw.get("schema_version", ""))
-    major = version.partition(".")[0]
-    if not major.isdigit():
-        raise BadFile(f"{path.name}: schema_version: `{version}` is no version")
-    if int(major) > MAJOR:
-        raise BadFile(f"{path.name}: schema version {version} is newer", hint="upgrade kit")
-    return parse_value(Manifest, raw, path.name)
+    try:
+        given, own = ([int(part) for part in v.split(".", 1)] for v in (version, VERSION))
+    except ValueError:
+        raise BadFile(f"{source}: schema_version: `{version[:20]}` is no version") from None
+    if given[0] > own[0]:
+        raise BadFile(f"{source}: schema version {version} is newer", hint="upgrade kit")
+    while version in _STEPS:
+        raw = _STEPS[version](raw)
+        version = raw["schema_version"]
+    try:
+        return parse_value(Manifest, raw, source)
+    except BadFile as error:
+        if given > own:
+            raise BadFile(
+                f"{error.message} (schema version {version})", hint="upgrade kit"
+            ) from None
+        raise
+
+
+def _from_1_0(raw: dict[str, Any]) -> dict[str, Any]:
+    """Before 1.1 no run could repeat another one."""
+    return {**raw, "schema_version": "1.1", "reproduces": None}
+
+
+_STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"1.0": _from_1_0}
+"""From each older version to the next; pure, and never an invented observation."""
 
 
 def manifest_json(manifest: Manifest) -> str:

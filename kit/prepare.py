@@ -14,7 +14,7 @@ from typing import Any
 from kit import build, model
 from kit.build import BuiltImage
 from kit.compose import MOUNT, Runtime, runtime_of
-from kit.errors import UsageError
+from kit.errors import IdentityMismatch, ModelDamaged, UsageError
 from kit.experiment import (
     Experiment,
     against_itself,
@@ -128,11 +128,39 @@ def prepare(
         seed=options.seed,
         resources=resources,
     )
-    runtimes = {
-        r.id: runtime_of(built[r.id].image_id, interpreter=r.interpreter, user=r.user)
-        for r in records
+    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
+
+
+def prepare_again(plan: Plan, files: Mapping[str, bytes], platform: Platform, say: Say) -> Prepared:
+    """Make images and model ready for a plan that exists already.
+
+    Raises what building and fetching raise, and `IdentityMismatch` or `ModelDamaged` where what
+    is here is not what the plan names.
+    """
+    wanted = {i.id: i for i in (*(arm.image for arm in plan.arms), plan.client_image)}
+    built = {key: build.ensure_image(find_image(key), say) for key in wanted}
+    for key, image in built.items():
+        if image.identity.digest != wanted[key].identity:
+            raise IdentityMismatch(
+                f"the image {key} here is {image.identity.digest[:19]}, the plan's "
+                f"{wanted[key].identity[:19]}",
+                hint=f"`nox -s verify_image -- {key}` says which file differs",
+            )
+    folder = model.ensure_model(find_model(plan.model.id), built[plan.client_image.id], say)
+    if folder.files != plan.model.files:
+        raise ModelDamaged(
+            f"the model {plan.model.id} here has other files than the plan's",
+            hint="use the commit of the kit that the manifest names",
+        )
+    ran = {key: _ran(image) for key, image in built.items()}
+    return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform)
+
+
+def _runtimes(built: Mapping[str, BuiltImage]) -> dict[str, Runtime]:
+    return {
+        key: runtime_of(b.image_id, interpreter=b.record.interpreter, user=b.record.user)
+        for key, b in built.items()
     }
-    return Prepared(plan, lines, ran, runtimes, files.path, platform)
 
 
 def _ran(built: BuiltImage) -> RanImage:

@@ -11,9 +11,9 @@ import tarfile
 from pathlib import Path
 
 from kit import report, store
+from kit.again import experiment_of
 from kit.analyse import Analysis, analyse, refused
 from kit.errors import BadFile, NotFound, StaleNumber
-from kit.experiment import against_itself, apply_variant, find_experiment
 from kit.identity import kit_identity
 from kit.manifest import Manifest, load_manifest, manifest_json
 from kit.notice import Notice, notice
@@ -75,9 +75,7 @@ def conclude_again(run: Path) -> Manifest:
 
 def _analyse(run: Path, manifest: Manifest) -> Analysis:
     plan = manifest.plan
-    experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
-    if plan.against_itself:
-        experiment = against_itself(experiment)
+    experiment = experiment_of(plan)
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
     return analyse(run, plan, experiment, bare, unsupported=refused(run, experiment, bare))
 

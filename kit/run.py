@@ -30,6 +30,7 @@ from kit.manifest import (
     Cost,
     Failure,
     Manifest,
+    Original,
     Replicate,
     Status,
     manifest_json,
@@ -77,13 +78,13 @@ def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Pat
     `failed` or `interrupted`, and no container, network or volume is left.
     """
     experiment = choose(name, options)
-    _preflight(options.out)
+    check_out(options.out)
     client = engine.connect()
     sweep_leftovers(client, say)
     platform = find_platform(options.platform)
     say(f"platform {platform.name}: {platform.why}")
     prepared = prepare(name, experiment, platform, options, say)
-    return _carry_out(client, experiment, prepared, options, say)
+    return carry_out(client, experiment, prepared, options.out, say)
 
 
 def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
@@ -93,7 +94,7 @@ def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
         say(f"run {left.run_id} had died; its manifest now says interrupted; removed: {names}")
 
 
-def _preflight(out: Path) -> None:
+def check_out(out: Path) -> None:
     """Refuse before anything starts when the output cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -109,21 +110,23 @@ def _preflight(out: Path) -> None:
         raise RunFolderLost(f"the folder {out} cannot be written", hint="choose another --out")
 
 
-def _carry_out(
+def carry_out(
     client: docker.DockerClient,
     experiment: Experiment,
     prepared: Prepared,
-    options: Options,
+    out: Path,
     say: Say,
+    reproduces: Original | None = None,
 ) -> tuple[Manifest, Path]:
+    """Carry out a frozen plan below the folder `out`; see `run_experiment`."""
     plan = prepared.plan
     started = datetime.now(UTC)
     run_id = f"{started:%Y%m%dt%H%M%S}{secrets.token_hex(3)}"
     stamp = f"{started:%Y%m%dT%H%M%S}Z-{run_id[-6:]}"
-    folder = options.out / plan.experiment / plan.case / stamp
+    folder = out / plan.experiment / plan.case / stamp
     say(f"run {run_id}, plan {plan.sha256[:12]}, {len(plan.slots)} replicates")
     with owner.claim(run_id, folder):
-        record = _new_record(run_id, folder, prepared)
+        record = _new_record(run_id, folder, prepared, reproduces)
         with _finishing(record, say):
             _lay_out(record, prepared)
             place = HostPlace(client=client, endpoint_kind=engine.endpoint_kind())
@@ -150,7 +153,9 @@ def _lay_out(record: Record, prepared: Prepared) -> None:
     store.write_json(record.folder / "plan.json", prepared.plan.model_dump(mode="json"))
 
 
-def _new_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
+def _new_record(
+    run_id: str, folder: Path, prepared: Prepared, reproduces: Original | None
+) -> Record:
     plan = prepared.plan
     manifest = Manifest(
         run_id=run_id,
@@ -160,6 +165,7 @@ def _new_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
         kit=identity.kit_identity(),
         plan=plan,
         plan_sha256=plan.sha256,
+        reproduces=reproduces,
         images=tuple(prepared.images.values()),
         facts=(),
         replicates=(),

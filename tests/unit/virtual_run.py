@@ -103,6 +103,7 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
         kit=KitIdentity(version="0", commit=COMMIT, dirty=False, diff_sha256=None),
         plan=run.plan,
         plan_sha256=run.plan.sha256,
+        reproduces=None,
         images=(
             RanImage(
                 id=image.id,
