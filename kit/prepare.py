@@ -94,10 +94,10 @@ def prepare(
 ) -> Prepared:
     """Make images and model ready and freeze the plan. Raises what building and fetching raise."""
     records = _choose_images(experiment, platform, options)
-    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
-    ran = {key: _ran(b) for key, b in built.items()}
     chosen = find_model(options.model or model.DEFAULT)
     _check_needs(name, experiment, platform, chosen)
+    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
+    ran = {key: _ran(b) for key, b in built.items()}
     files = model.ensure_model(chosen, built[records[1].id], say)
     planned = {
         key: PlannedImage(id=key, identity=r.identity, lock_sha256=r.lock_sha256)
