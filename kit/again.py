@@ -73,6 +73,7 @@ def _parts(found: Analysis | Manifest) -> dict[str, Any]:
     """Return what both an analysis and a manifest hold of a run's numbers, as JSON values."""
     return {
         "readings": [[x.model_dump(mode="json") for x in r.readings] for r in found.replicates],
+        "set_aside": list(found.set_aside),
         "guards": [g.model_dump(mode="json") for g in found.guards],
         "confounders": list(found.confounders),
         "not_acted": list(found.not_acted),

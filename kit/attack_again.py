@@ -60,10 +60,11 @@ def cells() -> tuple[Cell, ...]:
     at_bound = World(effect=(1 + PLANTED) * math.exp(BOUND) - 1)
     beyond = World(effect=(1 + PLANTED) * math.exp(2 * BOUND) - 1)
     noisy = replace(base, between_sd=0.40)
+    drifting = replace(base, drift="linear")
     return (
         Cell("the same", base, base, "same"),
         Cell("the same, no effect in either", World(), World(), "same"),
-        Cell("the same, linear drift in both", *[replace(base, drift="linear")] * 2, "same"),
+        Cell("the same, linear drift in both", drifting, drifting, "same"),
         Cell("effect differs by exactly the bound", base, at_bound, "bound"),
         Cell(
             "effect differs by exactly the bound, bimodal servers",
@@ -152,6 +153,7 @@ def _blank() -> Manifest:
         images=(),
         facts=(),
         replicates=(),
+        set_aside=(),
         guards=(),
         confounders=(),
         not_acted=(),
@@ -172,6 +174,7 @@ def manifest_of(run: VirtualRun) -> Manifest:
     return _blank().model_copy(
         update={
             "replicates": found.replicates,
+            "set_aside": found.set_aside,
             "not_acted": found.not_acted,
             "effect": found.effect,
             "verdict": found.verdict,

@@ -29,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+SPARE_PAIRS = 3
 VERDICT_EXIT = {"unsupported": 3, "invalid": 4, "confounded": 5}
 
 
@@ -38,6 +39,14 @@ Replicates = Annotated[
         metavar="N|auto",
         help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide. `auto` "
         "looks at 6, 9, 12 and 16 pairs and stops by a rule that is part of the plan.",
+    ),
+]
+Spare = Annotated[
+    int,
+    typer.Option(
+        "--spare",
+        help="Pairs held in reserve, part of the plan: they stand in for pairs that the machine's "
+        "other load spoiled. None under 6 pairs and with `auto`.",
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="One pair: shows the way, never decides.")]
@@ -60,6 +69,7 @@ def run_command(
     name: Annotated[str, typer.Argument(help="The experiment, e.g. exp1_prefix_cache.")],
     quick: Quick = False,
     replicates: Replicates = str(MIN_PAIRS),
+    spare: Spare = SPARE_PAIRS,
     image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
     model: Model = None,
     platform: Platform = None,
@@ -81,6 +91,7 @@ def run_command(
         platform=platform,
         pairs=1 if quick else _pairs(replicates),
         stopping=Stopping() if replicates == "auto" and not quick else None,
+        spare_pairs=0 if quick else _spare(replicates, spare),
         seed=seed,
         against_itself=aa,
         out=out.expanduser().resolve(),
@@ -97,6 +108,7 @@ def compare_versions_command(
     new: Annotated[str, typer.Argument(help="Image id of the new version.")],
     quick: Quick = False,
     replicates: Replicates = str(MIN_PAIRS),
+    spare: Spare = SPARE_PAIRS,
     model: Model = None,
     platform: Platform = None,
     variant: Variant = None,
@@ -114,6 +126,7 @@ def compare_versions_command(
         platform=platform,
         pairs=1 if quick else _pairs(replicates),
         stopping=Stopping() if replicates == "auto" and not quick else None,
+        spare_pairs=0 if quick else _spare(replicates, spare),
         seed=seed,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
@@ -152,6 +165,11 @@ def _pairs(text: str) -> int:
             f"--replicates is `{text}`, not a number of pairs", hint="1 or more, or `auto`"
         )
     return int(text)
+
+
+def _spare(replicates: str, spare: int) -> int:
+    """Return the spare pairs; a run that cannot decide anyway needs none."""
+    return 0 if replicates == "auto" or _pairs(replicates) < MIN_PAIRS else spare
 
 
 @app.command("list")

@@ -150,7 +150,7 @@ def levels(manifest: Manifest, role: str) -> list[float]:
     name = manifest.plan.hypothesis.measure
     return [
         x.value
-        for r in manifest.replicates
+        for r in manifest.counted
         if r.role == role
         for x in r.readings
         if x.name == name and x.value is not None
@@ -288,7 +288,7 @@ def _factor(ratio: float | None) -> str:
 def medians(manifest: Manifest) -> dict[str, dict[str, float]]:
     """Return measure -> role -> median over the replicates that have a value."""
     table: dict[str, dict[str, list[float]]] = {}
-    for r in manifest.replicates:
+    for r in manifest.counted:
         for x in r.readings:
             if x.value is not None:
                 table.setdefault(x.name, {}).setdefault(r.role, []).append(x.value)

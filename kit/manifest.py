@@ -105,7 +105,11 @@ class Original(Value):
 
 
 class Manifest(Value):
-    """One run, whole. `reproduces` is null unless the run repeats another one."""
+    """One run, whole.
+
+    `reproduces` is null unless the run repeats another one. `set_aside` are pairs that other load
+    of the machine spoiled and that the plan's spare pairs stand in for; `counted` are the others.
+    """
 
     schema_version: str = VERSION
     run_id: str
@@ -119,6 +123,7 @@ class Manifest(Value):
     images: tuple[RanImage, ...]
     facts: tuple[Fact, ...]
     replicates: tuple[Replicate, ...]
+    set_aside: tuple[int, ...]
     guards: tuple[GuardResult, ...]
     confounders: tuple[str, ...]
     not_acted: tuple[str, ...]
@@ -129,6 +134,11 @@ class Manifest(Value):
     cost: Cost | None
     failure: Failure | None
     files: dict[str, RawFile]
+
+    @property
+    def counted(self) -> tuple[Replicate, ...]:
+        """The replicates that the verdict rests on."""
+        return tuple(r for r in self.replicates if r.pair not in self.set_aside)
 
 
 def now_utc() -> str:
@@ -164,8 +174,8 @@ def parse_manifest(raw: dict[str, Any], source: str) -> Manifest:
 
 
 def _from_1_0(raw: dict[str, Any]) -> dict[str, Any]:
-    """Before 1.1 no run could repeat another one."""
-    return {**raw, "schema_version": "1.1", "reproduces": None}
+    """Before 1.1 no run could repeat another one, and no pair was set aside."""
+    return {**raw, "schema_version": "1.1", "reproduces": None, "set_aside": []}
 
 
 _STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"1.0": _from_1_0}

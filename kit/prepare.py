@@ -47,6 +47,7 @@ class Options:
     platform: str | None = None
     pairs: int = MIN_PAIRS
     stopping: Stopping | None = None
+    spare_pairs: int = 0
     seed: int = 1
     against_itself: bool = False
     out: Path = RUNS
@@ -66,6 +67,8 @@ def choose(name: str, options: Options) -> Experiment:
         experiment = against_itself(experiment)
     if options.pairs < 1:
         raise UsageError("--replicates must be at least 1", hint="leave it out for 6 pairs")
+    if options.spare_pairs < 0:
+        raise UsageError("--spare must be at least 0", hint="leave it out for 3 pairs")
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
         if chosen:
             find_image(chosen)
@@ -125,6 +128,7 @@ def prepare(
         platform_env={},
         pairs=options.pairs,
         stopping=options.stopping,
+        spare_pairs=options.spare_pairs,
         seed=options.seed,
         resources=resources,
     )

@@ -28,6 +28,7 @@ OF_ANALYSIS = frozenset(
         "concluded_again",
         "null_measures",
         "pair_incomplete",
+        "pairs_set_aside",
         "stopped_early",
         "user_stamps",
     }
@@ -58,6 +59,7 @@ def conclude_again(run: Path) -> Manifest:
     again = manifest.model_copy(
         update={
             "replicates": found.replicates,
+            "set_aside": found.set_aside,
             "guards": found.guards,
             "confounders": found.confounders,
             "not_acted": found.not_acted,

@@ -14,6 +14,7 @@ import jinja2
 import yaml
 
 from kit import compare, console, store
+from kit.equivalence import Closeness
 from kit.experiment import Text
 from kit.manifest import Manifest, load_manifest
 from kit.report import LANGUAGES, TEMPLATES
@@ -71,7 +72,7 @@ def _say(language: str, text: Text) -> str:
     return text.zh if language == "zh" else text.en
 
 
-def _closeness(c: compare.Closeness) -> dict[str, str]:
+def _closeness(c: Closeness) -> dict[str, str]:
     def number(value: float | None) -> str:
         return "—" if value is None else f"{value:.4f}"
 

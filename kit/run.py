@@ -169,6 +169,7 @@ def _new_record(
         images=tuple(prepared.images.values()),
         facts=(),
         replicates=(),
+        set_aside=(),
         guards=(),
         confounders=(),
         not_acted=(),
@@ -242,7 +243,7 @@ def _measure_all(
         say(f"  done in {done.wall_s:.0f} s: replicate {slot.replicate + 1}")
         record.update(replicates=(*record.manifest.replicates, done))
         if answered(record.folder, plan, experiment, record.manifest.replicates):
-            say("  the registered rule is met: no further pair is needed")
+            say("  no further pair is needed")
             break
     return None
 
@@ -251,7 +252,8 @@ def _rest(begin: float, done: int, of: int) -> str:
     elapsed = time.monotonic() - begin
     if not done:
         return ""
-    return f" ({elapsed / 60:.1f} min so far, about {elapsed / done * (of - done) / 60:.1f} to go)"
+    left = elapsed / done * (of - done)
+    return f" ({elapsed / 60:.1f} min so far, at most {left / 60:.1f} to go)"
 
 
 def _conclude(
@@ -280,6 +282,7 @@ def _conclude(
     record.finish(
         "complete",
         replicates=found.replicates,
+        set_aside=found.set_aside,
         guards=found.guards,
         confounders=found.confounders,
         not_acted=found.not_acted,

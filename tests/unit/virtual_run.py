@@ -118,6 +118,7 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
         ),
         facts=HOST_FACTS,
         replicates=found.replicates,
+        set_aside=found.set_aside,
         guards=found.guards,
         confounders=found.confounders,
         not_acted=found.not_acted,
