@@ -230,7 +230,8 @@ def reproduce_command(
     recorded = reproduce.read_recorded(file)
     found = reproduce.check(recorded, accepted, reproduce.host_facts())
     preflight = found.preflight
-    reproduction_report.show_preflight(preflight)
+    if not as_json:
+        reproduction_report.show_preflight(preflight)
     if preflight.blocking or only_check:
         word = "incomparable" if preflight.blocking else "comparable"
         console.say(
