@@ -37,11 +37,15 @@ class KitIdentity(Value):
 
 
 class RanImage(Value):
-    """An image as it was on the engine: engine's id, identity, how it was obtained, its state."""
+    """An image as it was on the engine: engine's id, identity, how it was obtained, its state.
+
+    `manifest_digest` is that of its OCI export here; null where that was not read.
+    """
 
     id: str
     engine_id: str
     config_digest: str
+    manifest_digest: str | None
     diff_ids: tuple[str, ...]
     identity: str
     lock_sha256: str | None
@@ -175,7 +179,16 @@ def parse_manifest(raw: dict[str, Any], source: str) -> Manifest:
 
 def _from_1_0(raw: dict[str, Any]) -> dict[str, Any]:
     """Before 1.1 no run could repeat another one, and no pair was set aside."""
-    return {**raw, "schema_version": "1.1", "reproduces": None, "set_aside": []}
+    images = raw.get("images")
+    if isinstance(images, list):
+        images = [{**i, "manifest_digest": None} if isinstance(i, dict) else i for i in images]
+    return {
+        **raw,
+        "schema_version": "1.1",
+        "images": images,
+        "reproduces": None,
+        "set_aside": [],
+    }
 
 
 _STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"1.0": _from_1_0}

@@ -172,6 +172,7 @@ def _ran(built: BuiltImage) -> RanImage:
         id=built.record.id,
         engine_id=built.image_id,
         config_digest=built.identity.config_digest,
+        manifest_digest=built.identity.manifest_digest,
         diff_ids=built.identity.diff_ids,
         identity=built.identity.digest,
         lock_sha256=built.lock_sha256,

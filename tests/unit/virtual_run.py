@@ -109,6 +109,7 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
                 id=image.id,
                 engine_id="sha256:1",
                 config_digest="sha256:2",
+                manifest_digest=None,
                 diff_ids=(),
                 identity=image.identity,
                 lock_sha256=None,
