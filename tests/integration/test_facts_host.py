@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kit import facts
+from kit.compare import distance, machine_of
 from kit.fact import Fact, HostPlace
 from kit.facts.gpu import ask_host
 from kit.inside.probe_gpu import SYSTEM_FIELDS
@@ -131,3 +132,17 @@ def test_locale_and_time_zone_of_the_caller_change_nothing(
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_the_same_host_twice_is_the_same_machine() -> None:
+    first, second = facts.collect(HostPlace()), facts.collect(HostPlace())
+    must = [{p: v for p, (v, m) in machine_of(f).items() if m == "must"} for f in (first, second)]
+    assert must[0] == must[1]
+    assert must[0]["host.cpu_model"]
+    assert distance(first, second, {"cpu"}) == "same machine"
+
+
+def test_the_machine_mark_is_not_the_machine_id() -> None:
+    found = {f.name: f.value for f in facts.collect(HostPlace()) if f.group == "host"}
+    assert len(str(found["machine_mark"])) == 64
+    assert Path("/etc/machine-id").read_text().strip() not in str(found)
