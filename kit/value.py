@@ -59,7 +59,7 @@ def load_json(path: Path) -> dict[str, Any]:
     """Parse a JSON file that holds an object; raise `BadFile` with file and place."""
     try:
         value = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deeply
         raise BadFile(f"{path}: not JSON: {error}", hint="correct the file") from None
     if not isinstance(value, dict):
         raise BadFile(f"{path}: not an object", hint="correct the file")
