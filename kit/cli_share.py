@@ -51,7 +51,8 @@ def unbundle_command(
     as_json: Json = False,
 ) -> None:
     """Check every byte of a bundle and lay it out as a folder; needs no network."""
-    from kit.unbundle import load_all, unbundle
+    from kit.bundle_load import load_all
+    from kit.unbundle import unbundle
 
     found = unbundle(file, to)
     console.say(f"unbundled: {found.run}")

@@ -22,6 +22,7 @@ from kit.archive import (
     read_member,
     shown,
 )
+from kit.errors import BundleDamaged, BundleRefused
 
 PLAIN = st.from_regex(r"\A[A-Za-z0-9._+=@,~-]{1,12}(/[A-Za-z0-9._+=@,~-]{1,12}){0,3}\Z")
 CONTENTS = st.dictionaries(PLAIN, st.binary(max_size=2000), max_size=6)
@@ -55,6 +56,18 @@ def test_what_is_written_is_read_by_us_and_by_any_tar(files: dict[str, bytes]) -
     assert found == files
     with tarfile.open(fileobj=io.BytesIO(made)) as archive:
         assert {m.name: archive.extractfile(m).read() for m in archive} == files  # type: ignore[union-attr]
+
+
+@given(st.binary(min_size=512, max_size=512), st.sampled_from(b"0\x001234567LKSgxVMZ"))
+def test_any_block_in_a_headers_place_ends_in_one_of_two_errors(raw: bytes, kind: int) -> None:
+    """With a checksum that fits, so that its fields are looked at."""
+    block = bytearray(raw)
+    block[100:156] = (b"0000644\0" * 7)[:56]
+    block[156], block[148:156] = kind, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    with pytest.raises((BundleDamaged, BundleRefused)) as caught:
+        list(read_member(io.BytesIO(bytes(block)), "run/a", 9, before=(), after=("run/b",)))
+    assert caught.value.message.isprintable()
 
 
 @given(st.text(max_size=120))

@@ -29,6 +29,7 @@ from small_run import (
 from kit import bundle_index, oci, store
 from kit.archive import END, archive_chunks, header, padding
 from kit.bundle_index import Index, Member, parse_index, render_index
+from kit.bundle_load import install_model_from_bundle
 from kit.errors import (
     BadFile,
     BundleDamaged,
@@ -44,7 +45,7 @@ from kit.errors import (
 from kit.image import identity_of_stream
 from kit.manifest import load_manifest
 from kit.model import find_model
-from kit.unbundle import install_model_from_bundle, read_unbundled, unbundle
+from kit.unbundle import read_unbundled, unbundle
 
 Files = dict[str, bytes]
 
@@ -584,6 +585,21 @@ def test_bytes_after_the_end_are_found(
     tail: bytes, whole: bytes, attempt: Callable[[bytes], KitError]
 ) -> None:
     assert "the end of the archive" in attempt(whole + tail).message
+
+
+def test_pieces_moved_removed_or_repeated_never_pass(
+    whole: bytes, attempt: Callable[[bytes], KitError]
+) -> None:
+    rng = random.Random(8)
+    blocks = len(whole) // 512
+    for _ in range(60):
+        a, b, c = sorted(rng.randrange(blocks + 1) * 512 for _ in range(3))
+        mixed = rng.choice(
+            [whole[:a] + whole[b:], whole[:b] + whole[a:], whole[:a] + whole[b:c] + whole[a:b]]
+        )
+        mixed += whole[len(mixed) :] if len(mixed) < len(whole) else b""
+        if mixed != whole:
+            assert attempt(mixed).message
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
