@@ -111,7 +111,9 @@ def verify_command(
     for one in chain:
         said = one.statement.predicate
         word = said.verdict.word if said.verdict else said.status
-        again = f"; {said.reproduces.outcome} {said.reproduces.run_id}" if said.reproduces else ""
+        again = ""
+        if said.reproduces:
+            again = f"; {said.reproduces.outcome or 'repeats'}: {said.reproduces.run_id}"
         console.say(f"{one.manifest}: {word}{again}; raw files {one.raw}")
         console.say(f"  {one.state}: signed by {', '.join(one.key_ids)}")
         if one.state == "declared":

@@ -155,6 +155,8 @@ def verify_chain(paths: Sequence[Path], public_keys: Sequence[Path]) -> tuple[Si
         told = again.statement.predicate.reproduces
         if told is None:
             raise SignatureWrong(f"{again.manifest}: signed as a run, not as a reproduction")
+        if told.outcome is None:
+            raise SignatureWrong(f"{again.manifest}: signed without its outcome")
         if told.manifest_sha256 != first.statement.manifest_sha256:
             raise SignatureWrong(f"{again.manifest}: repeats another run than {first.manifest}")
     return chain

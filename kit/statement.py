@@ -14,7 +14,7 @@ import rfc8785
 from pydantic import ConfigDict, Field
 
 from kit.errors import BadFile
-from kit.manifest import Manifest, RanImage, Status, load_manifest
+from kit.manifest import Manifest, Original, RanImage, Status, load_manifest
 from kit.value import Value, load_json, parse_value
 
 StatementType = Literal["https://in-toto.io/Statement/v1"]
@@ -43,12 +43,15 @@ class Said(Value):
 
 
 class Reproduces(Value):
-    """What a reproduction says: which manifest it repeats, how it ended, the hash of its record."""
+    """What a reproduction says: the manifest it repeats, and from its record how it ended.
+
+    Outcome and the record's sha256 are null where the record is not beside the manifest.
+    """
 
     run_id: str
-    manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    outcome: str
-    record_sha256: str
+    manifest_sha256: str
+    outcome: str | None
+    record_sha256: str | None
 
 
 class Predicate(Value):
@@ -101,7 +104,7 @@ def make_statement(path: Path) -> Statement:
             verdict=Said(word=verdict.word, reason=verdict.reason) if verdict else None,
             plan_sha256=manifest.plan_sha256,
             materials=materials(manifest),
-            reproduces=_reproduces(path.with_name(RECORD), subject.digest["sha256"]),
+            reproduces=_reproduces(manifest, path.with_name(RECORD), subject.digest["sha256"]),
         ),
     )
 
@@ -150,40 +153,38 @@ def _image(ran: RanImage) -> Material:
     )
 
 
-def _reproduces(record: Path, manifest_sha256: str) -> Reproduces | None:
-    """Return what the record beside a manifest says, or None where there is none."""
-    if not record.is_file():
+def _reproduces(manifest: Manifest, record: Path, manifest_sha256: str) -> Reproduces | None:
+    """Return what a manifest and the record beside it say, or None for a run of its own."""
+    original = manifest.reproduces
+    told, digest = None, None
+    if record.is_file():
+        if record.stat().st_size > _RECORD_BYTES:
+            raise BadFile(f"{RECORD}: larger than {_RECORD_BYTES} bytes")
+        told, digest = parse_value(_Record, load_json(record), RECORD), _sha256(record)
+        if (told.original, told.again_sha256) != (original, manifest_sha256):
+            raise BadFile(f"{RECORD}: not the record of the manifest beside it")
+    if original is None:
         return None
-    if record.stat().st_size > _RECORD_BYTES:
-        raise BadFile(f"{RECORD}: larger than {_RECORD_BYTES} bytes")
-    told = parse_value(_Record, load_json(record), RECORD)
-    if told.again_sha256 != manifest_sha256:
-        raise BadFile(f"{RECORD}: again_sha256: not the manifest beside it")
     return Reproduces(
-        run_id=told.original.run_id,
-        manifest_sha256=told.original.manifest_sha256,
-        outcome=told.outcome.word,
-        record_sha256=_sha256(record),
+        run_id=original.run_id,
+        manifest_sha256=original.manifest_sha256,
+        outcome=told.outcome.word if told else None,
+        record_sha256=digest,
     )
 
 
-class _Part(Value):
-    """A part of a reproduction's record; what the statement does not need is passed over."""
-
+class _Outcome(Value):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-
-class _Original(_Part):
-    run_id: str
-    manifest_sha256: str
-
-
-class _Outcome(_Part):
     word: Literal["reproduced", "not reproduced", "inconclusive", "incomparable"]
 
 
-class _Record(_Part):
-    original: _Original
+class _Record(Value):
+    """A reproduction's record; what the statement does not need is passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    original: Original
     again_sha256: str
     outcome: _Outcome
 

@@ -26,7 +26,8 @@ def explain(error: ValidationError) -> str:
     first = error.errors()[0]
     path = ""
     for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        key = part if isinstance(part, int) or part.isprintable() else ascii(part)[1:-1]
+        path += f"[{key}]" if isinstance(key, int) else f".{key[:80]}"
     more = error.error_count() - 1
     tail = f" (and {more} more)" if more else ""
     return f"{path.lstrip('.') or '(top)'}: {first['msg']}{tail}"

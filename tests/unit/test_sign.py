@@ -24,7 +24,7 @@ from small_run import REFERENCE, make_run
 
 from kit import store
 from kit.errors import BadFile, KitError, NotFound, SignatureWrong, UsageError
-from kit.manifest import load_manifest
+from kit.manifest import Original, load_manifest, manifest_json
 from kit.sign import make_key, sign, signature_of, verify, verify_chain
 from kit.statement import PREDICATE_TYPE, STATEMENT_TYPE, make_statement
 
@@ -245,16 +245,18 @@ def test_an_envelope_that_is_none_is_one_clear_error(text: str, run: Path) -> No
 def again(run: Path, tmp_path: Path, keys: Path) -> Path:
     """A second run whose record says that it repeats the first."""
     folder = Path(shutil.copytree(run, tmp_path / "again"))
-    raw = json.loads((folder / "manifest.json").read_bytes())
-    store.write_json(folder / "manifest.json", {**raw, "run_id": "20270101t000000abcdef"})
-    original = {
-        "run_id": load_manifest(run / "manifest.json").run_id,
-        "manifest_sha256": store.sha256_file(run / "manifest.json"),
-        "plan_sha256": raw["plan_sha256"],
-        "accepted": [],
-    }
+    manifest = load_manifest(run / "manifest.json")
+    original = Original(
+        run_id=manifest.run_id,
+        manifest_sha256=store.sha256_file(run / "manifest.json"),
+        plan_sha256=manifest.plan_sha256,
+        accepted=(),
+    )
+    changes = {"run_id": "20270101t000000abcdef", "reproduces": original}
+    text = manifest_json(manifest.model_copy(update=changes))
+    store.write_text(folder / "manifest.json", text)
     record = {
-        "original": original,
+        "original": original.model_dump(mode="json"),
         "again_sha256": store.sha256_file(folder / "manifest.json"),
         "outcome": {"word": "reproduced", "reason": "within the bounds"},
     }
@@ -305,9 +307,21 @@ def test_a_changed_or_missing_record_is_found(again: Path, keys: Path) -> None:
         verify(again, keys / "yours.pub")
 
 
+def test_a_reproduction_signed_without_its_record_ends_no_chain(
+    run: Path, again: Path, keys: Path
+) -> None:
+    (again / "reproduction.json").unlink()
+    sign(again, keys / "yours")
+    told = verify(again, keys / "yours.pub").statement.predicate.reproduces
+    assert told is not None
+    assert told.outcome is None
+    with pytest.raises(SignatureWrong, match="without its outcome"):
+        verify_chain([run, again], [keys / "mine.pub", keys / "yours.pub"])
+
+
 def test_a_record_of_another_run_is_not_signed(run: Path, again: Path, keys: Path) -> None:
     shutil.copy(again / "reproduction.json", run)
-    with pytest.raises(BadFile, match="not the manifest beside it"):
+    with pytest.raises(BadFile, match="not the record of the manifest"):
         sign(run, keys / "mine")
 
 
