@@ -13,6 +13,7 @@ import requests
 from kit import engine, oci, store
 from kit.errors import (
     BundleDamaged,
+    DiskFull,
     EngineUnreachable,
     HashMismatch,
     IdentityMismatch,
@@ -60,6 +61,8 @@ def load_image_from_bundle(folder: Path, image_id: str, say: Say = print) -> str
         there = {str(one.id) for one in client.images.list(all=True)}
         archive = oci.docker_archive(bundle.image_folder, image)
         found = client.images.load(archive)  # type: ignore[arg-type] # it sends any iterator
+        if not found:
+            raise BundleDamaged(f"the engine took no image out of {image_id}")
         loaded = str(found[0].id)
         if read_identity(loaded).digest != wanted.identity:
             if loaded not in there:
@@ -67,6 +70,8 @@ def load_image_from_bundle(folder: Path, image_id: str, say: Say = print) -> str
             raise IdentityMismatch(f"what was loaded as {image_id} is not the image that ran")
         client.images.get(loaded).tag(REPOSITORY, tag=image_id)
     except docker.errors.DockerException as error:
+        if "no space left" in str(error).lower():
+            raise DiskFull("no space left where the engine keeps its images") from None
         raise BundleDamaged(
             f"the engine does not take the image {image_id}", detail=str(error)
         ) from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from kit import oci, store
-from kit.archive import archive_bytes, read_end, read_first, read_member
+from kit.archive import NAME_BYTES, archive_bytes, read_end, read_first, read_member
 from kit.bundle_check import check_content
 from kit.bundle_index import INDEX_BYTES, NAME, Index, parse_index
 from kit.errors import BundleDamaged, DiskFull, NotFound, UsageError
@@ -40,6 +40,14 @@ class Unbundled:
     @property
     def image_folder(self) -> Path:
         return self.folder / "image"
+
+
+def is_bundle(file: Path) -> bool:
+    """Say whether a file begins as a bundle does; whether it is one, `unbundle` finds out."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as source:
+        return source.read(NAME_BYTES).rstrip(b"\0") == NAME.encode()
 
 
 def unbundle(file: Path, to: Path) -> Unbundled:

@@ -45,7 +45,7 @@ from kit.errors import (
 from kit.image import identity_of_stream
 from kit.manifest import load_manifest
 from kit.model import find_model
-from kit.unbundle import read_unbundled, unbundle
+from kit.unbundle import is_bundle, read_unbundled, unbundle
 
 Files = dict[str, bytes]
 
@@ -153,7 +153,10 @@ def test_the_same_content_gives_the_same_bytes(
 
 def test_unbundled_is_what_was_bundled(whole: bytes, run: Path, tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(whole)
+    assert is_bundle(tmp_path / "b")
     found = unbundle(tmp_path / "b", tmp_path / "out")
+    assert not is_bundle(tmp_path / "out")
+    assert not is_bundle(found.run / "manifest.json")
     assert split(whole) == {
         p.relative_to(tmp_path / "out").as_posix(): p.read_bytes()
         for p in (tmp_path / "out").rglob("*")
