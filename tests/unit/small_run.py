@@ -65,6 +65,7 @@ def ran_image() -> RanImage:
         id=IMAGE,
         engine_id=identity.config_digest,
         config_digest=identity.config_digest,
+        manifest_digest=None,
         diff_ids=identity.diff_ids,
         identity=identity.digest,
         lock_sha256=lock_sha256(read_lock(find_image(IMAGE))),
