@@ -119,6 +119,36 @@ def reference(session: nox.Session) -> None:
 
 
 @nox.session
+def bundle(session: nox.Session) -> None:
+    """Put a run into one file that needs no network: bundle -- RUNDIR [--without-image]."""
+    kit(session, "bundle", *session.posargs)
+
+
+@nox.session
+def unbundle(session: nox.Session) -> None:
+    """Check every byte of a bundle and lay it out: unbundle -- FILE --to DIR."""
+    kit(session, "unbundle", *session.posargs)
+
+
+@nox.session
+def keygen(session: nox.Session) -> None:
+    """Make a key to sign with: keygen -- --out FILE."""
+    kit(session, "keygen", *session.posargs)
+
+
+@nox.session
+def sign(session: nox.Session) -> None:
+    """Sign a run's manifest: sign -- RUNDIR|MANIFEST --key FILE."""
+    kit(session, "sign", *session.posargs)
+
+
+@nox.session
+def verify(session: nox.Session) -> None:
+    """Check who signed a run, and every file of it: verify -- MANIFEST [--public-key FILE]."""
+    kit(session, "verify", *session.posargs)
+
+
+@nox.session
 def engine(session: nox.Session) -> None:
     """Make sure that a Docker Engine answers; install and start one if need be."""
     kit(session, "engine")  # posargs belong to the session named after it

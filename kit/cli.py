@@ -14,6 +14,7 @@ import typer
 
 from kit import console, engine, engine_setup, owner
 from kit.cli_images import Json, add_image_commands
+from kit.cli_share import add_share_commands
 from kit.errors import Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
 from kit.paths import MANIFESTS, RUNS
@@ -404,6 +405,7 @@ def sweep_command() -> None:
 
 
 add_image_commands(app)
+add_share_commands(app)
 
 
 def _show_variants(words: list[str]) -> None:

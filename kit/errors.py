@@ -35,7 +35,10 @@ message and a hint that names the next step. Only `kit.cli` catches them.
     ├── ProbeFailed          63   the server runs but cannot be asked from the client container
     ├── ClientFailed         64   the load generator ended with an error
     ├── StaleNumber          70   raw files are not those the manifest was computed from
-    └── RunFolderLost        71   the run folder cannot be written any more
+    ├── RunFolderLost        71   the run folder cannot be written any more
+    ├── BundleDamaged        72   a bundle is cut off, or not what it declares
+    ├── BundleRefused        73   a bundle is hostile, or of a newer version
+    └── SignatureWrong       74   a signature does not fit the key, the manifest or its files
     Interrupted (BaseException)  130 SIGINT, 143 SIGTERM
 """
 
@@ -249,6 +252,24 @@ class RunFolderLost(KitError):
     """The run folder was removed or cannot be written any more."""
 
     exit_code = 71
+
+
+class BundleDamaged(KitError):
+    """A bundle is cut off or was changed; the message names the member."""
+
+    exit_code = 72
+
+
+class BundleRefused(KitError):
+    """A bundle tries what no bundle may, or is of a newer version; the message names the member."""
+
+    exit_code = 73
+
+
+class SignatureWrong(KitError):
+    """A signature does not fit the key, the manifest or what the manifest stands for."""
+
+    exit_code = 74
 
 
 class Interrupted(BaseException):

@@ -33,12 +33,17 @@ Flag = str | int | float | bool
 
 
 class ModelRecord(Value):
-    """One model of `docker/models.yaml`."""
+    """One model of `docker/models.yaml`.
+
+    `redistributable` says that its licence lets others be given the files; a bundle leaves them
+    out where nobody has said so.
+    """
 
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     kind: Literal["wheel", "shape", "hub"]
     weights: Literal["real", "dummy"]
     licence: str
+    redistributable: bool = False
     wheel: Wheel | None = None
     member: str | None = None
     config: dict[str, Any] | None = None
@@ -64,6 +69,14 @@ class ModelRecord(Value):
             if getattr(self, key) is None:
                 raise ValueError(f"kind `{self.kind}` needs the key `{key}`")
         return self
+
+    @property
+    def source(self) -> str:
+        """Where the files come from: a wheel by its hash, or a repository at its revision."""
+        if self.kind == "hub":
+            return f"{self.repository}@{self.revision}"
+        assert self.wheel is not None
+        return f"{self.wheel.file} sha256:{self.wheel.sha256}"
 
     def flags(self, platform: str) -> dict[str, Flag]:
         """Return the server's flags this model needs on a platform, e.g. {"dtype": "float32"}."""

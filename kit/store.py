@@ -13,7 +13,8 @@ from typing import Any
 from kit.errors import DiskFull, KitError, RunFolderLost
 from kit.manifest import RawFile
 
-NOT_HASHED = {"manifest.json", "report.en.md", "report.zh.md", "pull-request.md"}
+SIGNATURE = "manifest.dsse.json"
+NOT_HASHED = {"manifest.json", SIGNATURE, "report.en.md", "report.zh.md", "pull-request.md"}
 RESERVE = ".reserve"
 RESERVE_BYTES = 8 << 20  # room for the last manifest when the disk is full
 

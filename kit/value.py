@@ -26,7 +26,8 @@ def explain(error: ValidationError) -> str:
     first = error.errors()[0]
     path = ""
     for part in first["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+        key = part if isinstance(part, int) or part.isprintable() else ascii(part)[1:-1]
+        path += f"[{key}]" if isinstance(key, int) else f".{key[:80]}"
     more = error.error_count() - 1
     tail = f" (and {more} more)" if more else ""
     return f"{path.lstrip('.') or '(top)'}: {first['msg']}{tail}"
@@ -59,7 +60,7 @@ def load_json(path: Path) -> dict[str, Any]:
     """Parse a JSON file that holds an object; raise `BadFile` with file and place."""
     try:
         value = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deeply
         raise BadFile(f"{path}: not JSON: {error}", hint="correct the file") from None
     if not isinstance(value, dict):
         raise BadFile(f"{path}: not an object", hint="correct the file")
