@@ -7,6 +7,7 @@ the two equal. The verdict and measures can be computed again from the raw files
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from kit.measure import Reading
 from kit.notice import Notice
 from kit.plan import Plan, Role
 from kit.quality import Compared
-from kit.value import Value, load_json, parse_value
+from kit.value import Value, load_json, one_line, parse_value
 from kit.verdict import Effect, Verdict
 
 MAJOR = 1
@@ -125,10 +126,9 @@ def load_manifest(path: Path) -> Manifest:
     """Read a manifest; raise `BadFile` with the path inside it, or with the version it needs."""
     raw = load_json(path)
     version = str(raw.get("schema_version", ""))
-    major = version.partition(".")[0]
-    if not major.isdigit():
-        raise BadFile(f"{path.name}: schema_version: `{version}` is no version")
-    if int(major) > MAJOR:
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})*", version):
+        raise BadFile(f"{path.name}: schema_version: `{one_line(version)}` is no version")
+    if int(version.partition(".")[0]) > MAJOR:
         raise BadFile(f"{path.name}: schema version {version} is newer", hint="upgrade kit")
     return parse_value(Manifest, raw, path.name)
 
