@@ -164,7 +164,7 @@ def fact_value(facts: Sequence[Fact], group: str, name: str) -> Any:
 def flags_of(args: Sequence[str]) -> dict[str, str | None]:
     """Return a command line's flags with their values; None for a flag without one."""
     flags: dict[str, str | None] = {}
-    for word, after in zip(args, [*args[1:], "--"], strict=True):
+    for word, after in zip(args, [*args[1:], "--"], strict=False):
         if word.startswith("--"):
             flags[word] = None if after.startswith("--") else after
     return flags

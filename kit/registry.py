@@ -131,9 +131,7 @@ def _mismatch(
     )
 
 
-def _events(
-    call: Callable[..., Any], repository: str, *, tag: str
-) -> Iterable[Mapping[str, Any]]:
+def _events(call: Callable[..., Any], repository: str, *, tag: str) -> Iterable[Mapping[str, Any]]:
     """Yield what the engine tells while it works; its own errors become events too."""
     try:
         yield from call(repository, tag=tag, stream=True, decode=True)

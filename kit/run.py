@@ -70,7 +70,9 @@ class Record:
         files = store.hash_files(self.folder)
         self.update(status=status, finished_utc=now_utc(), files=files, **changes)
         if found := find_private(manifest_json(self.manifest)):
-            console.warn(f"manifest.json, {found[0]} ({len(found)} such lines): look before sharing")
+            console.warn(
+                f"manifest.json, {found[0]} ({len(found)} such lines): look before sharing"
+            )
 
 
 def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Path]:

@@ -7,6 +7,7 @@ the lock says nothing of who needs whom, so no dependencies are claimed.
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 from cyclonedx.model import HashAlgorithm, HashType, Property
@@ -35,7 +36,9 @@ def render_sbom(lock: Lock) -> str:
             Property(name="kit:python", value=lock.python),
         ],
     )
-    document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the dependencies are not given
+        document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
     document = {key: value for key, value in document.items() if key not in _MOVES}
     del document["metadata"]["timestamp"]
     return json.dumps(document, indent=1, sort_keys=True) + "\n"

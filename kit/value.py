@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from kit.errors import BadFile, NotFound
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 64
 _SHOWN_CHARACTERS = 120
+_SURELY_FINITE_DIGITS = 300
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Value(BaseModel):
@@ -82,18 +85,24 @@ def load_json(path: Path) -> dict[str, Any]:
     """Parse a JSON file that holds an object; raise `BadFile` with file and place.
 
     Stricter than Python's parser, so that every reader sees the same: no key twice in an object,
-    no NaN, no number beyond a float, no more than `MAX_JSON_DEPTH` levels.
+    no NaN, no number beyond a float, no half of a character, no more than `MAX_JSON_DEPTH` levels.
     """
+    text = read_text(path)
     try:
         value = json.loads(
-            read_text(path),
+            text,
             object_pairs_hook=_unique_keys,
             parse_constant=_finite,
             parse_float=_finite,
+            parse_int=_whole,
         )
         _check_depth(value)
+        if _SURROGATE.search(text):  # an escaped pair is one character, half a pair is none
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise BadFile(f"{path}: more than {MAX_JSON_DEPTH} levels deep") from None
+    except UnicodeEncodeError:
+        raise BadFile(f"{path}: an escape stands for half of a character") from None
     except ValueError as error:
         raise BadFile(f"{path}: not JSON: {error}", hint="correct the file") from None
     if not isinstance(value, dict):
@@ -114,6 +123,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{one_line(text)} is no finite number")
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > _SURELY_FINITE_DIGITS:
+        _finite(text)  # a field that holds a float would make it infinite
+    return int(text)
 
 
 def _check_depth(value: Any) -> None:

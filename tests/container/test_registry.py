@@ -185,9 +185,7 @@ def test_another_image_is_refused_and_not_left_here(
 def test_a_digest_that_is_gone_is_named(address: str, tiny: ImageRecord) -> None:
     pushed = registry.push(tiny, f"{address}/kit", quiet)
     repository, digest = pushed.reference.split("@")
-    request = urllib.request.Request(
-        f"http://{address}/v2/kit/manifests/{digest}", method="DELETE"
-    )
+    request = urllib.request.Request(f"http://{address}/v2/kit/manifests/{digest}", method="DELETE")
     urllib.request.urlopen(request, timeout=10)
     engine.cli("rmi", tiny.tag)
     with pytest.raises(GoneUpstream, match=f"{repository}@{digest} is not in the registry"):

@@ -82,7 +82,9 @@ def mutant(raw: dict[str, Any], draw: random.Random) -> bytes:
                     inside[draw.choice(["new", "a\nb", "", "\ud800", "x" * 999])] = odd
                 case _:
                     inside[key] = [inside[key], odd]
-        return json.dumps(changed, ensure_ascii=draw.random() < 0.5).encode("utf-8", "surrogatepass")
+        return json.dumps(changed, ensure_ascii=draw.random() < 0.5).encode(
+            "utf-8", "surrogatepass"
+        )
     text = bytearray(json.dumps(raw, ensure_ascii=False).encode())
     for _ in range(draw.randint(1, 3)):
         at, size = draw.randrange(len(text)), draw.choice([1, 1, 2, 50, 5000])
@@ -106,10 +108,10 @@ def outcome(path: Path) -> Manifest | None:
     try:
         return load_manifest(path)
     except KitError as error:
-        assert error.message
-        assert len(error.message.splitlines()) == 1, error.message
-        assert len(error.message) < 2000
-        return None
+        told = error.message
+    assert len(told.splitlines()) == 1, told
+    assert 0 < len(told) < 2000
+    return None
 
 
 def test_ten_thousand_mutants_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
@@ -134,16 +136,21 @@ def test_a_reference_comes_back_from_its_text_as_it_was(path: Path, tmp_path: Pa
     assert manifest.plan.sha256 == manifest.plan_sha256
 
 
+TEXT = st.text(st.characters(exclude_categories=("Cs",)))
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def inside(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text("ab\n"), inner, max_size=3)
+
+
 @given(
-    text=st.text(st.characters(exclude_categories=("Cs",))),
-    number=st.floats(allow_nan=False, allow_infinity=False),
+    text=TEXT,
+    number=NUMBER,
     nested=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text(st.characters(exclude_categories=("Cs",))),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab\n"), inner, max_size=3),
-        max_leaves=10,
+        st.none() | st.booleans() | st.integers() | NUMBER | TEXT, inside, max_leaves=10
     ),
-)  # fmt: skip
+)
 def test_any_text_number_and_fact_comes_back(text: str, number: float, nested: Any) -> None:
     base = load_manifest(REFERENCES[0])
     fact = base.facts[0].model_copy(update={"value": nested, "reason": text or "none"})
@@ -167,14 +174,14 @@ def written(tmp_path: Path, content: bytes) -> Path:
         (b'{"schema_version": "1.0", "schema_version": "1.0"}', "stands twice"),
         (b'{"schema_version": NaN}', "no finite number"),
         (b'{"schema_version": -1e999}', "no finite number"),
-        (b'{"schema_version": ' + b"9" * 5000 + b"}", "4300 digits"),
+        (b'{"schema_version": ' + b"9" * 5000 + b"}", "no finite number"),
         (b'{"schema_version": "' + b"9" * 5000 + b'"}', "is no version"),
         ('{"schema_version": "²"}'.encode(), "is no version"),
         (b'{"schema_version": "1\\n2"}', "is no version"),
         (b'{"a\xff": 1}', "not UTF-8 at byte 3"),
+        (rb'{"schema_version": "1.0", "run_id": "\ud83d"}', "half of a character"),
         (b"", "not JSON"),
         (b"[]", "not an object"),
-        (b'{"schema_version": "1.0", "a\\nb": 1}', "a\\nb"),
     ],
 )
 def test_what_no_manifest_may_hold_is_named(tmp_path: Path, content: bytes, says: str) -> None:
@@ -182,8 +189,7 @@ def test_what_no_manifest_may_hold_is_named(tmp_path: Path, content: bytes, says
     assert outcome(path) is None
     with pytest.raises(BadFile) as caught:
         load_manifest(path)
-    # the missing fields are named first where the version itself is good
-    assert says in caught.value.message or "schema_version" not in says
+    assert says in caught.value.message
 
 
 def test_one_line_of_fifty_megabytes_is_refused_soon(tmp_path: Path) -> None:
@@ -207,6 +213,13 @@ def test_a_path_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_manifest(tmp_path)
 
 
+def test_an_unknown_key_is_shown_on_one_line(tmp_path: Path) -> None:
+    raw = json.loads(REFERENCES[0].read_bytes()) | {"a\nb": 1}
+    path = written(tmp_path, json.dumps(raw).encode())
+    with pytest.raises(BadFile, match=r"manifest\.json: a\\nb: Extra inputs"):
+        load_manifest(path)
+
+
 def test_text_from_a_file_is_shown_on_one_line() -> None:
     assert value.one_line("a\nb\u2028\0c名") == "a\\nb\\u2028\\x00c名"
     assert len(value.one_line("x" * 10_000)) == 121
@@ -218,7 +231,7 @@ print(json.dumps([hashlib.sha256(rfc8785.dumps(v)).hexdigest() for v in json.loa
 """
 TRICKY: list[Any] = [
     1e21, 1e20, 1e-6, 1e-7, 5e-324, 1.7976931348623157e308, -0.0, 0.1 + 0.2, 333333333.33333329,
-    2**53, -(2**53), 100.0, "\u20ac$\u000f\nA'B\"\\/", "名前", "\x7f\u0080",
+    2**53 - 1, -(2**53) + 1, 100.0, "\u20ac$\u000f\nA'B\"\\/", "名前", "\x7f\u0080",
     {"\U0001f600": 1, "\ufb33": 2, "1": 3, "": 4, "a": {"b": [], "a": None}},
 ]  # fmt: skip
 
@@ -257,8 +270,8 @@ def test_the_canonical_form_is_that_of_the_standard() -> None:
     numbers = {"numbers": [333333333.33333329, 1e30, 4.50, 2e-3, 1e-27]}
     text = '{"numbers":[333333333.3333333,1e+30,4.5,0.002,1e-27]}'
     assert canonical_sha256(numbers) == hashlib.sha256(text.encode()).hexdigest()
-    keys = '{"1":0,"€":0,"😀":0,"דּ":0}'
-    unordered = {"דּ": 0, "😀": 0, "1": 0, "€": 0}
+    keys = '{"1":0,"\u20ac":0,"\U0001f600":0,"\ufb33":0}'
+    unordered = {"\ufb33": 0, "\U0001f600": 0, "1": 0, "\u20ac": 0}
     assert canonical_sha256(unordered) == hashlib.sha256(keys.encode()).hexdigest()
 
 
@@ -283,12 +296,12 @@ def test_a_written_manifest_holds_no_name_of_a_user_or_machine(tmp_path: Path) -
         ('"a": "/home/ann/x"', ["line 1: a home path"]),
         ('"a": "/Users/ann"', ["line 1: a home path"]),
         ('ok\n"a": "/root/.cache"', ["line 2: a home path"]),
-        ('"on ann-laptop.example"', ["line 1: the name of this user or machine"]),
-        ('"/tmp/home/.cache", "annual", "rootfs", "/rootfs"', []),
+        ('"on bobs-laptop.example"', ["line 1: the name of this user or machine"]),
+        ('"/tmp/home/.cache", "bobbin", "rootfs", "/rootfs"', []),
     ],
 )
 def test_private_words_are_found_and_never_repeated(text: str, found: list[str]) -> None:
-    assert find_private(text, ["ann", "ann-laptop"]) == found
+    assert find_private(text, ["bob", "bobs-laptop"]) == found
 
 
 def test_names_that_all_machines_have_are_not_looked_for() -> None:
