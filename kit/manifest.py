@@ -130,7 +130,7 @@ def load_manifest(path: Path) -> Manifest:
         raise BadFile(f"{path.name}: schema_version: `{one_line(version)}` is no version")
     if int(version.partition(".")[0]) > MAJOR:
         raise BadFile(f"{path.name}: schema version {version} is newer", hint="upgrade kit")
-    return parse_value(Manifest, raw, path.name)
+    return parse_value(Manifest, raw, path.name, strict=True)
 
 
 def manifest_json(manifest: Manifest) -> str:

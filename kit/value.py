@@ -48,9 +48,14 @@ def one_line(text: str) -> str:
     return shown + ("…" if len(text) > _SHOWN_CHARACTERS else "")
 
 
-def parse_value(cls: type[V], raw: Any, source: str) -> V:
-    """Build a value from parsed JSON or YAML; raise `BadFile` naming source and path inside."""
+def parse_value(cls: type[V], raw: Any, source: str, *, strict: bool = False) -> V:
+    """Build a value from parsed JSON or YAML; raise `BadFile` naming source and path inside.
+
+    With `strict` a text is never taken for a number, so that "inf" is none either.
+    """
     try:
+        if strict:  # as JSON: there a list may stand for a tuple even so
+            return cls.model_validate_json(json.dumps(raw), strict=True)
         return cls.model_validate(raw)
     except ValidationError as error:
         raise BadFile(

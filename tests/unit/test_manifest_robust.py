@@ -220,6 +220,14 @@ def test_an_unknown_key_is_shown_on_one_line(tmp_path: Path) -> None:
         load_manifest(path)
 
 
+@pytest.mark.parametrize("text", ["1", "inf", "9" * 500])
+def test_a_text_is_never_taken_for_a_number(tmp_path: Path, text: str) -> None:
+    raw = json.loads(REFERENCES[0].read_bytes())
+    raw["replicates"][0]["wall_s"] = text
+    with pytest.raises(BadFile, match=r"replicates\[0\]\.wall_s: Input should be a valid number"):
+        load_manifest(written(tmp_path, json.dumps(raw).encode()))
+
+
 def test_text_from_a_file_is_shown_on_one_line() -> None:
     assert value.one_line("a\nb\u2028\0c名") == "a\\nb\\u2028\\x00c名"
     assert len(value.one_line("x" * 10_000)) == 121
