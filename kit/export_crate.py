@@ -201,8 +201,10 @@ def _file(name: str, raw: RawFile) -> Entity:
     }
 
 
-def _refs(ids: Iterable[str]) -> list[Entity]:
-    return [{"@id": each} for each in ids]
+def _refs(ids: Iterable[str]) -> Entity | list[Entity]:
+    """Return references; a single one stands alone, as RO-Crate recommends."""
+    found = [{"@id": each} for each in ids]
+    return found[0] if len(found) == 1 else found
 
 
 def _path(name: str) -> str:
