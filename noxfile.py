@@ -101,6 +101,18 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
+def reproduce(session: nox.Session) -> None:
+    """Run a recorded run again, exactly, and say whether it came back: reproduce -- FILE."""
+    kit(session, "reproduce", *session.posargs)
+
+
+@nox.session
+def compare(session: nox.Session) -> None:
+    """Show two runs side by side, or a table of a folder: compare -- A B, compare -- DIR."""
+    kit(session, "compare", *session.posargs)
+
+
+@nox.session
 def reference(session: nox.Session) -> None:
     """Keep a run below manifests/: reference -- RUNDIR; lay one out: -- FILE --unpack DIR."""
     kit(session, "reference", *session.posargs)

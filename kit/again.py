@@ -9,8 +9,9 @@ from typing import Any
 from kit import store
 from kit.analyse import Analysis, analyse, refused
 from kit.errors import BadFile, StaleNumber
-from kit.experiment import against_itself, apply_variant, find_experiment
+from kit.experiment import Experiment, against_itself, apply_variant, find_experiment
 from kit.manifest import Manifest, load_manifest
+from kit.plan import Plan
 
 
 def analyse_again(run: Path) -> dict[str, Any]:
@@ -27,9 +28,7 @@ def analyse_again(run: Path) -> dict[str, Any]:
             hint="its hypothesis, limits or order were changed afterwards",
         )
     plan = manifest.plan
-    experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
-    if plan.against_itself:
-        experiment = against_itself(experiment)
+    experiment = experiment_of(plan)
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
     unsupported = refused(run, experiment, bare)
     parts = _parts(analyse(run, plan, experiment, bare, unsupported=unsupported))
@@ -38,6 +37,16 @@ def analyse_again(run: Path) -> dict[str, Any]:
         "equal": _bytes(parts) == _bytes(_parts(manifest)),
         "changed_files": store.changed_files(run, manifest.files),
     }
+
+
+def experiment_of(plan: Plan) -> Experiment:
+    """Return the experiment that a plan was made from, as this kit knows it.
+
+    Raises `UnknownName` where it has no such experiment or variant. What the plan itself holds
+    (hypothesis, limits, arms) is taken from the plan; measures and refusals come from here.
+    """
+    experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
+    return against_itself(experiment) if plan.against_itself else experiment
 
 
 def check_numbers(run: Path) -> None:
@@ -64,6 +73,7 @@ def _parts(found: Analysis | Manifest) -> dict[str, Any]:
     """Return what both an analysis and a manifest hold of a run's numbers, as JSON values."""
     return {
         "readings": [[x.model_dump(mode="json") for x in r.readings] for r in found.replicates],
+        "set_aside": list(found.set_aside),
         "guards": [g.model_dump(mode="json") for g in found.guards],
         "confounders": list(found.confounders),
         "not_acted": list(found.not_acted),

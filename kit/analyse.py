@@ -42,9 +42,14 @@ Telemetry = Mapping[int, Sequence[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the raw data say; `replicates` now carry their readings."""
+    """What the raw data say; `replicates` now carry their readings.
+
+    `set_aside` are the pairs that do not count: the machine's other load spoiled them, and the
+    plan's spare pairs stand in. Their guards are among `guards` all the same.
+    """
 
     replicates: tuple[Replicate, ...]
+    set_aside: tuple[int, ...]
     guards: tuple[GuardResult, ...]
     confounders: tuple[str, ...]
     not_acted: tuple[str, ...]
@@ -97,10 +102,16 @@ def conclude(
     `raws` has no readings, and its pair does not count.
     """
     read = tuple(_with_readings(r, raws, experiment.all_measures) for r in replicates)
-    whole = [r for r in read if r.replicate in raws]
-    guards = tuple(_guards(plan, whole, raws, requests, telemetry))
+    guards = tuple(
+        _guards(plan, [r for r in read if r.replicate in raws], raws, requests, telemetry)
+    )
+    aside = spoiled_pairs(plan, read, guards)
+    if len(_pairs_of(read)) - len(aside) < plan.pairs:
+        aside = []  # the spare ones did not suffice, so every pair counts, the spoiled too
+    counted = [r for r in read if r.pair not in aside]
+    whole = [r for r in counted if r.replicate in raws]
     confounders = tuple(_confounders(plan, whole, raws))
-    pairs, missing = primary_pairs(plan, read)
+    pairs, missing = primary_pairs(plan, counted)
     effect = effect_of(plan.hypothesis, pairs)
     not_acted = tuple(
         check_acted(
@@ -112,15 +123,48 @@ def conclude(
         plan.hypothesis,
         effect=effect,
         unsupported=unsupported,
-        guards=guards,
+        guards=[g for g in guards if g.replicate in {r.replicate for r in counted}],
         confounders=confounders,
         not_acted=not_acted,
-        pairs_planned=_pairs_due(plan, read),
+        pairs_planned=len(_pairs_due(plan, counted)),
         quality=check_quality(plan.quality, compared),
         stopping=plan.stopping,
     )
-    notices = tuple(_notices(plan, read, raws, telemetry, missing))
-    return Analysis(read, guards, confounders, not_acted, compared, effect, verdict, notices)
+    notices = list(_notices(plan, counted, raws, telemetry, missing))
+    if aside:
+        notices.append(notice("pairs_set_aside", f"{len(aside)}"))
+    return Analysis(
+        replicates=read,
+        set_aside=tuple(aside),
+        guards=guards,
+        confounders=confounders,
+        not_acted=not_acted,
+        comparisons=compared,
+        effect=effect,
+        verdict=verdict,
+        notices=tuple(notices),
+    )
+
+
+OTHER_LOAD = ("foreign_cpu", "send_lag")
+"""Guards that tell of the machine's other load, and nothing of what is measured."""
+
+
+def spoiled_pairs(
+    plan: Plan, replicates: Sequence[Replicate], guards: Sequence[GuardResult]
+) -> list[int]:
+    """Return the pairs that other load spoiled, where the plan holds spare ones for them.
+
+    Which pairs these are depends on the machine alone, never on what came out.
+    """
+    if not plan.spare_pairs:
+        return []
+    pair = {r.replicate: r.pair for r in replicates}
+    return sorted({pair[g.replicate] for g in guards if g.name in OTHER_LOAD and not g.ok})
+
+
+def _pairs_of(replicates: Sequence[Replicate]) -> list[int]:
+    return sorted({r.pair for r in replicates})
 
 
 def refused(run: Path, experiment: Experiment, replicates: Sequence[Replicate]) -> str | None:
@@ -140,12 +184,35 @@ def refused(run: Path, experiment: Experiment, replicates: Sequence[Replicate]) 
 def answered(
     run: Path, plan: Plan, experiment: Experiment, replicates: Sequence[Replicate]
 ) -> bool:
-    """Tell whether a run with a stopping rule may end now, from its files."""
-    if plan.stopping is None:
+    """Tell whether a run with a stopping rule or spare pairs may end now, from its files."""
+    if len(replicates) % 2 or (plan.stopping is None and not plan.spare_pairs):
         return False
-    phases = [p.name for p in plan.phases]
-    raws = {r.replicate: load_raw(run, r.folder, phases) for r in replicates}
-    return has_answer(plan, experiment, replicates, raws)
+    raws, telemetry = load_raws(run, plan, replicates)
+    if plan.stopping is not None:
+        return has_answer(plan, experiment, replicates, raws)
+    requests = {p.name: _json_lines(run / "workload" / f"{p.name}.jsonl") for p in plan.phases}
+    return is_enough(plan, experiment, replicates, raws, requests, telemetry)
+
+
+def is_enough(
+    plan: Plan,
+    experiment: Experiment,
+    replicates: Sequence[Replicate],
+    raws: Mapping[int, Raw],
+    requests: Requests,
+    telemetry: Telemetry,
+) -> bool:
+    """Tell whether a run with spare pairs needs no further one after these whole pairs.
+
+    It has as many unspoiled pairs as the plan wants, or cannot get them any more.
+    """
+    ran = len(_pairs_of(replicates))
+    if ran < plan.pairs:
+        return False
+    primary = [m for m in experiment.all_measures if m.name == plan.hypothesis.measure]
+    read = [_with_readings(r, raws, primary) for r in replicates]
+    spoiled = len(spoiled_pairs(plan, read, _guards(plan, read, raws, requests, telemetry)))
+    return ran - spoiled >= plan.pairs or spoiled > plan.spare_pairs
 
 
 def _raw_pairs(
@@ -189,11 +256,12 @@ def primary_pairs(plan: Plan, replicates: Sequence[Replicate]) -> tuple[list[Pai
     return find_pairs(primary, _pairs_due(plan, replicates), plan.hypothesis.kind)
 
 
-def _pairs_due(plan: Plan, replicates: Sequence[Replicate]) -> int:
-    """Return how many pairs there must be: those planned, or those begun under a stopping rule."""
-    if plan.stopping is None:
-        return plan.pairs
-    return 1 + max((r.pair for r in replicates), default=-1)
+def _pairs_due(plan: Plan, replicates: Sequence[Replicate]) -> Sequence[int]:
+    """Return the pairs that there must be: those planned, or those begun where a rule decides."""
+    begun = _pairs_of(replicates)
+    if plan.stopping is not None or len(begun) >= plan.pairs:
+        return begun
+    return [*begun, *(p for p in range(plan.pairs) if p not in begun)][: plan.pairs]
 
 
 def _reading(replicate: Replicate, measure: str) -> Reading | None:
@@ -333,7 +401,7 @@ def _notices(
         found.append(notice("null_measures", ", ".join(nulls)))
     if plan.against_itself:
         found.append(notice("against_itself", ""))
-    if plan.stopping is not None and (ran := _pairs_due(plan, replicates)) < plan.pairs:
+    if plan.stopping is not None and (ran := len(_pairs_due(plan, replicates))) < plan.pairs:
         found.append(notice("stopped_early", str(ran)))
     shares = [share for each in telemetry.values() if (share := foreign_share(each)) is not None]
     if shares and max(shares) > plan.limits.foreign_cpu_share / 2:

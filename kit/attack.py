@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.analyse import conclude, has_answer
+from kit.analyse import conclude, has_answer, is_enough
 from kit.attack_cells import Cell, cells
 from kit.attack_table import Row, Table, broken_promises, render_table
 from kit.attack_theory import theory_of
@@ -23,7 +23,7 @@ from kit.paths import ROOT
 from kit.planted import FAULTS
 from kit.store import write_text
 from kit.verdict import Word
-from kit.virtual import bench_frame, draw_run, truncated
+from kit.virtual import VirtualRun, bench_frame, draw_run, truncated
 
 __all__ = ["attack", "broken_promises", "render_table", "write_document"]
 
@@ -95,17 +95,28 @@ def run_cell(
 
 def run_once(cell: Cell, draw: np.random.Generator, number: int) -> tuple[Word, int]:
     """Draw one run of a cell and judge it; every other run begins with the other arm."""
-    shared = bench_frame(1 + number % 2, cell.pairs, cell.stopping)
+    shared = bench_frame(1 + number % 2, cell.pairs, cell.stopping, cell.spare)
     run = draw_run(shared, cell.world, draw)
     if cell.fault is not None:
         FAULTS[cell.fault][0](run, draw, cell.kind == "fault")
     if cell.stopping is not None:
         looks = (truncated(run, pairs) for pairs in cell.stopping.looks)
         run = next(r for r in looks if has_answer(r.plan, r.experiment, r.replicates, r.raws))
+    if cell.spare:
+        looks = (truncated(run, cell.pairs + more) for more in range(cell.spare + 1))
+        run = next(r for r in looks if _may_end(r))
     found = conclude(
         run.plan, run.experiment, run.replicates, run.raws, run.requests, run.telemetry
     )
     return found.verdict.word, len(run.replicates) // 2
+
+
+def _may_end(run: VirtualRun) -> bool:
+    if len(run.replicates) == len(run.plan.slots):
+        return True
+    return is_enough(
+        run.plan, run.experiment, run.replicates, run.raws, run.requests, run.telemetry
+    )
 
 
 def write_document(table: Table, path: Path = DOCUMENT) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kit.planted import FAULTS
 from kit.sequential import Stopping
 from kit.virtual import MARGIN, World
 
-Kind = Literal["effect", "limit", "auto", "fault", "twin"]
+Kind = Literal["effect", "limit", "auto", "fault", "twin", "spare"]
 
 PAIRS = 8
+SPARE = 3
 STRONG = 0.30
 
 
@@ -31,6 +32,10 @@ class Cell:
     @property
     def stopping(self) -> Stopping | None:
         return Stopping() if self.kind == "auto" else None
+
+    @property
+    def spare(self) -> int:
+        return SPARE if self.kind == "spare" else 0
 
     @property
     def pairs(self) -> int:
@@ -76,4 +81,7 @@ def cells() -> list[Cell]:
     for fault in FAULTS:
         found.append(Cell(fault, "fault", World(effect=STRONG), fault))
         found.append(Cell(fault, "twin", World(effect=STRONG), fault))
+    for name in ("no effect", "exactly the margin", "+15 %", "+30 %"):
+        world, null = worlds[name]
+        found.append(Cell(name, "spare", replace(world, spoiled=0.05), null=null))
     return found

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import get_args
 
-from kit.attack_cells import PAIRS, STRONG, Cell
+from kit.attack_cells import PAIRS, SPARE, STRONG, Cell
 from kit.attack_theory import THEORY_RUNS, Theory
 from kit.planted import FAULTS
 from kit.sequential import Stopping
@@ -101,6 +101,8 @@ def render_table(table: Table) -> str:
         "|---|--:|--:|--:|--:|--:|",
         *_fault_lines(table),
         "",
+        *_spare_lines(table),
+        "",
         *_promise_lines(table),
         "",
         *_limit_lines(table),
@@ -164,6 +166,26 @@ def _auto_lines(table: Table) -> list[str]:
             f"{_percent(row.share('inconclusive'))} | {row.mean_pairs:.1f} |"
             for row in table.rows
             if row.cell.kind == "auto"
+        ),
+    ]
+
+
+def _spare_lines(table: Table) -> list[str]:
+    return [
+        "## Spare pairs",
+        "",
+        f"In 5 % of the replicates other load takes a fifth of the CPUs and makes them 25 % "
+        f"slower; {SPARE} spare pairs",
+        "stand in for the pairs that the foreign-load guard refused.",
+        "",
+        "| planted | supported | not supported | inconclusive | invalid | mean pairs |",
+        "|---|--:|--:|--:|--:|--:|",
+        *(
+            f"| {row.cell.name} | {_percent(row.share('supported'))} | "
+            f"{_percent(row.share('not supported'))} | {_percent(row.share('inconclusive'))} | "
+            f"{_percent(row.share('invalid'))} | {row.mean_pairs:.1f} |"
+            for row in table.rows
+            if row.cell.kind == "spare"
         ),
     ]
 

@@ -38,7 +38,7 @@ def theory_of(cell: Cell) -> Theory | None:
 
     The t test's power is analytic and given for normal noise alone; None for faults.
     """
-    if cell.kind in ("fault", "twin"):
+    if cell.kind in ("fault", "twin", "spare"):
         return None
     gains = _drawn_gains(cell)
     plain = World(effect=cell.world.effect) == cell.world

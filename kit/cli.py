@@ -29,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+SPARE_PAIRS = 3
 VERDICT_EXIT = {"unsupported": 3, "invalid": 4, "confounded": 5}
 
 
@@ -38,6 +39,14 @@ Replicates = Annotated[
         metavar="N|auto",
         help=f"Pairs of fresh containers; {MIN_PAIRS} are the least that can decide. `auto` "
         "looks at 6, 9, 12 and 16 pairs and stops by a rule that is part of the plan.",
+    ),
+]
+Spare = Annotated[
+    int,
+    typer.Option(
+        "--spare",
+        help="Pairs held in reserve, part of the plan: they stand in for pairs that the machine's "
+        "other load spoiled. None under 6 pairs and with `auto`.",
     ),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="One pair: shows the way, never decides.")]
@@ -60,6 +69,7 @@ def run_command(
     name: Annotated[str, typer.Argument(help="The experiment, e.g. exp1_prefix_cache.")],
     quick: Quick = False,
     replicates: Replicates = str(MIN_PAIRS),
+    spare: Spare = SPARE_PAIRS,
     image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
     model: Model = None,
     platform: Platform = None,
@@ -81,6 +91,7 @@ def run_command(
         platform=platform,
         pairs=1 if quick else _pairs(replicates),
         stopping=Stopping() if replicates == "auto" and not quick else None,
+        spare_pairs=0 if quick else _spare(replicates, spare),
         seed=seed,
         against_itself=aa,
         out=out.expanduser().resolve(),
@@ -97,6 +108,7 @@ def compare_versions_command(
     new: Annotated[str, typer.Argument(help="Image id of the new version.")],
     quick: Quick = False,
     replicates: Replicates = str(MIN_PAIRS),
+    spare: Spare = SPARE_PAIRS,
     model: Model = None,
     platform: Platform = None,
     variant: Variant = None,
@@ -114,6 +126,7 @@ def compare_versions_command(
         platform=platform,
         pairs=1 if quick else _pairs(replicates),
         stopping=Stopping() if replicates == "auto" and not quick else None,
+        spare_pairs=0 if quick else _spare(replicates, spare),
         seed=seed,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
@@ -154,6 +167,11 @@ def _pairs(text: str) -> int:
     return int(text)
 
 
+def _spare(replicates: str, spare: int) -> int:
+    """Return the spare pairs; a run that cannot decide anyway needs none."""
+    return 0 if replicates == "auto" or _pairs(replicates) < MIN_PAIRS else spare
+
+
 @app.command("list")
 def list_command(as_json: Json = False) -> None:
     """List the experiments and their variants."""
@@ -186,6 +204,79 @@ def analyse_command(
         console.say(f"verdict: {result['verdict']['word']}: {result['verdict']['reason']}")
         console.say("equal to the manifest" if result["equal"] else "NOT equal to the manifest")
     raise typer.Exit(0 if result["equal"] else 70)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    file: Annotated[Path, typer.Argument(help="A manifest, or a run's folder.")],
+    only_check: Annotated[
+        bool, typer.Option("--only-check", help="Show what differs; build and start nothing.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(help="A difference, by its name, that shall not stand in the way."),
+    ] = None,
+    quick: Quick = False,
+    out: Out = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Run a recorded run's plan again on the same bits, and say whether the result came back.
+
+    Ends in reproduced (exit 0), not reproduced (6), inconclusive (7) or incomparable (8).
+    """
+    from kit import reproduce, reproduction_report
+
+    accepted = accept or []
+    recorded = reproduce.read_recorded(file)
+    found = reproduce.check(recorded, accepted, reproduce.host_facts())
+    preflight = found.preflight
+    if not as_json:
+        reproduction_report.show_preflight(preflight)
+    if preflight.blocking or only_check:
+        word = "incomparable" if preflight.blocking else "comparable"
+        console.say(
+            f"{word}: {', '.join(preflight.blocking)}"
+            if preflight.blocking
+            else "nothing stands in the way of running it again here"
+        )
+        if as_json:
+            console.data({"word": word, "preflight": preflight.model_dump(mode="json")})
+        raise typer.Exit(reproduce.EXIT["incomparable"] if preflight.blocking else 0)
+    result, folder = reproduce.reproduce(
+        found, accepted, out.expanduser().resolve(), console.say, quick=quick
+    )
+    reproduction_report.write(folder, recorded.manifest, result)
+    outcome = result.outcome
+    console.say(f"report: {folder / 'reproduction.en.md'}")
+    console.say(f"{outcome.word}: {outcome.reason} ({outcome.distance})")
+    if as_json:
+        console.data({"run": str(folder), **result.model_dump(mode="json")})
+    raise typer.Exit(reproduce.EXIT[outcome.word])
+
+
+@app.command("compare")
+def compare_command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Two manifests or run folders; or one folder of many.")
+    ],
+    experiment: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
+    image: Annotated[str | None, typer.Option(help="Only runs with this image id.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="Only this verdict.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show two runs side by side with everything in which they differ, or a table of many."""
+    from kit import compare_table
+
+    if len(runs) == 2:
+        result = compare_table.two(*runs)
+    elif len(runs) == 1:
+        result = compare_table.many(runs[0], experiment, image, verdict)
+    else:
+        raise UsageError("compare takes two runs, or one folder of many")
+    if as_json:
+        console.data(result.data)
+    else:
+        console.table(result.title, result.columns, result.rows)
 
 
 @app.command("reference")
@@ -279,9 +370,14 @@ def bench_command(
 def attack_command(
     runs: Annotated[int, typer.Option(help="Virtual runs a cell.")] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of all draws.")] = 1,
-    write: Annotated[bool, typer.Option("--write", help="Write docs/attack.md.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Attack the judgement of reproductions instead.")
+    ] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the table below docs/.")] = False,
 ) -> None:
     """Attack the verdicts with planted effects and faults; prints the confusion table."""
+    if again:
+        _attack_again(runs, seed, write=write)
     from kit.attack import attack, broken_promises, render_table, write_document
 
     table = attack(runs, seed, console.say)
@@ -289,6 +385,19 @@ def attack_command(
     if write:
         write_document(table)
     broken = broken_promises(table)
+    for line in broken:
+        console.warn(line)
+    raise typer.Exit(1 if broken else 0)
+
+
+def _attack_again(runs: int, seed: int, *, write: bool) -> None:
+    from kit import attack_again
+
+    table = attack_again.attack_again(runs, seed, console.say)
+    print(attack_again.render_table(table, runs, seed))  # noqa: T201 - this is the data
+    if write:
+        attack_again.write_document(table, runs, seed)
+    broken = attack_again.broken_promises(table)
     for line in broken:
         console.warn(line)
     raise typer.Exit(1 if broken else 0)

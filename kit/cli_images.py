@@ -36,11 +36,14 @@ def build_command(
     """Build images from their locks, check their identity, and write compose/.env for the first."""
     from kit.build import build, ensure_image
     from kit.image import find_image
+    from kit.model import find_model
     from kit.platform import find_platform
     from kit.use import use
 
     chosen = ids or [find_platform(platform).default_image]
     records = [find_image(one) for one in chosen]
+    if model:
+        find_model(model)
     built = [
         build(r, no_cache=True, say=console.say) if no_cache else ensure_image(r, console.say)
         for r in records
@@ -113,8 +116,9 @@ def models_command(
             columns = ["id", "kind", "weights", "licence"]
             console.table("models", columns, [[str(r[c]) for c in columns] for r in rows])
         return
+    record = find_model(name)  # names first: an image may have to be built
     built = ensure_image(find_image(image or find_platform(None).default_image), console.say)
-    files = ensure_model(find_model(name), built, console.say)
+    files = ensure_model(record, built, console.say)
     console.say(f"{name}: {len(files.files)} files, {files.bytes} bytes, all as locked")
     if as_json:
         console.data({"id": name, "files": files.files, "bytes": files.bytes})

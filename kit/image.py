@@ -100,11 +100,16 @@ class ImageRecord(Value):
 
 
 class Identity(Value):
-    """What makes two images the same: their OCI configuration and their layers, in order."""
+    """What makes two images the same: their OCI configuration and their layers, in order.
+
+    `manifest_digest` is that of the OCI export, which also depends on the engine that wrote it;
+    null where the export held none or was not read.
+    """
 
     config_digest: str
     diff_ids: tuple[str, ...]
     size_bytes: int
+    manifest_digest: str | None = None
 
     @property
     def digest(self) -> str:
@@ -185,7 +190,7 @@ def read_identity(reference: str) -> Identity:
         raise ImageMissing(
             f"the image {reference} is not on this engine", hint="`nox -s build -- <id>` makes it"
         )
-    kept = cache_dir() / "identity" / f"{image_id.removeprefix('sha256:')}.json"
+    kept = cache_dir() / "identity-2" / f"{image_id.removeprefix('sha256:')}.json"
     if kept.is_file():
         try:
             return Identity.model_validate_json(kept.read_bytes())
@@ -245,7 +250,14 @@ def identity_of_stream(chunks: Iterable[bytes]) -> Identity:
         config_digest="sha256:" + hashlib.sha256(config).hexdigest(),
         diff_ids=diff_ids,
         size_bytes=sum(layer.size_bytes for layer in layers),
+        manifest_digest=_manifest_digest(small.get("index.json")),
     )
+
+
+def _manifest_digest(index: bytes | None) -> str | None:
+    """Return the digest of the one image that an OCI layout's index names."""
+    listed = json.loads(index)["manifests"] if index else []
+    return str(listed[0]["digest"]) if len(listed) == 1 else None
 
 
 def read_blobs(chunks: Iterable[bytes]) -> tuple[dict[str, LayerBlob], dict[str, bytes]]:

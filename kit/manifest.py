@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from kit.quality import Compared
 from kit.value import Value, load_json, one_line, parse_value
 from kit.verdict import Effect, Verdict
 
-MAJOR = 1
+VERSION = "1.1"
 
 Status = Literal["running", "complete", "failed", "interrupted"]
 
@@ -37,11 +38,15 @@ class KitIdentity(Value):
 
 
 class RanImage(Value):
-    """An image as it was on the engine: engine's id, identity, how it was obtained, its state."""
+    """An image as it was on the engine: engine's id, identity, how it was obtained, its state.
+
+    `manifest_digest` is that of its OCI export here; null where that was not read.
+    """
 
     id: str
     engine_id: str
     config_digest: str
+    manifest_digest: str | None
     diff_ids: tuple[str, ...]
     identity: str
     lock_sha256: str | None
@@ -91,10 +96,27 @@ class RawFile(Value):
     bytes: int
 
 
-class Manifest(Value):
-    """One run, whole."""
+class Original(Value):
+    """The run that this run is to bring back.
 
-    schema_version: str = "1.0"
+    `manifest_sha256` is over the bytes of its manifest file; `plan_sha256` is its plan's hash,
+    another than this run's where a difference was accepted.
+    """
+
+    run_id: str
+    manifest_sha256: str
+    plan_sha256: str
+    accepted: tuple[str, ...]
+
+
+class Manifest(Value):
+    """One run, whole.
+
+    `reproduces` is null unless the run repeats another one. `set_aside` are pairs that other load
+    of the machine spoiled and that the plan's spare pairs stand in for; `counted` are the others.
+    """
+
+    schema_version: str = VERSION
     run_id: str
     status: Status
     started_utc: str
@@ -102,9 +124,11 @@ class Manifest(Value):
     kit: KitIdentity
     plan: Plan
     plan_sha256: str
+    reproduces: Original | None
     images: tuple[RanImage, ...]
     facts: tuple[Fact, ...]
     replicates: tuple[Replicate, ...]
+    set_aside: tuple[int, ...]
     guards: tuple[GuardResult, ...]
     confounders: tuple[str, ...]
     not_acted: tuple[str, ...]
@@ -116,6 +140,11 @@ class Manifest(Value):
     failure: Failure | None
     files: dict[str, RawFile]
 
+    @property
+    def counted(self) -> tuple[Replicate, ...]:
+        """The replicates that the verdict rests on."""
+        return tuple(r for r in self.replicates if r.pair not in self.set_aside)
+
 
 def now_utc() -> str:
     """Return the present as `2026-07-20T12:34:56.789Z`."""
@@ -124,13 +153,46 @@ def now_utc() -> str:
 
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest; raise `BadFile` with the path inside it, or with the version it needs."""
-    raw = load_json(path)
+    return parse_manifest(load_json(path), path.name)
+
+
+def parse_manifest(raw: dict[str, Any], source: str) -> Manifest:
+    """Build a manifest from JSON of this or an older version; see `load_manifest`."""
     version = str(raw.get("schema_version", ""))
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})*", version):
-        raise BadFile(f"{path.name}: schema_version: `{one_line(version)}` is no version")
-    if int(version.partition(".")[0]) > MAJOR:
-        raise BadFile(f"{path.name}: schema version {version} is newer", hint="upgrade kit")
-    return parse_value(Manifest, raw, path.name, strict=True)
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", version):
+        raise BadFile(f"{source}: schema_version: `{one_line(version)}` is no version")
+    given, own = ([int(part) for part in v.split(".", 1)] for v in (version, VERSION))
+    if given[0] > own[0]:
+        raise BadFile(f"{source}: schema version {version} is newer", hint="upgrade kit")
+    while version in _STEPS:
+        raw = _STEPS[version](raw)
+        version = raw["schema_version"]
+    try:
+        return parse_value(Manifest, raw, source, strict=True)
+    except BadFile as error:
+        if given > own:
+            raise BadFile(
+                f"{error.message} (schema version {version})", hint="upgrade kit"
+            ) from None
+        raise
+
+
+def _from_1_0(raw: dict[str, Any]) -> dict[str, Any]:
+    """Before 1.1 no run could repeat another one, and no pair was set aside."""
+    images = raw.get("images")
+    if isinstance(images, list):
+        images = [{**i, "manifest_digest": None} if isinstance(i, dict) else i for i in images]
+    return {
+        **raw,
+        "schema_version": "1.1",
+        "images": images,
+        "reproduces": None,
+        "set_aside": [],
+    }
+
+
+_STEPS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"1.0": _from_1_0}
+"""From each older version to the next; pure, and never an invented observation."""
 
 
 def manifest_json(manifest: Manifest) -> str:

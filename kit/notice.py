@@ -34,6 +34,11 @@ _SET: dict[str, tuple[str, str]] = {
         "A pair does not count: {seen}.",
         "有一对重复无效：{seen}。",
     ),
+    "pairs_set_aside": (
+        "Other load of the machine spoiled {seen} pair(s); spare pairs, registered in the plan, "
+        "stand in for them.",
+        "有 {seen} 对重复受本机其他负载干扰；由计划中登记的备用配对替代。",
+    ),
     "against_itself": (
         "Both arms are the baseline (A/A): any difference is this machine's noise.",
         "两臂均为基线（A/A）：任何差异都是本机噪声。",

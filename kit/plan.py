@@ -101,7 +101,8 @@ class Resources(Value):
 class Plan(Value):
     """The whole plan. `sha256` covers every field.
 
-    With `stopping` a run may end at one of its looks; `slots` are then the most it may need.
+    With `stopping` a run may end at one of its looks, and with `spare_pairs` as soon as `pairs`
+    of them were not spoiled by the machine's other load; `slots` are then the most it may need.
     """
 
     schema_version: Literal["1.0"] = "1.0"
@@ -127,13 +128,23 @@ class Plan(Value):
     phases: tuple[PlannedPhase, ...]
     slots: tuple[Slot, ...]
     stopping: Stopping | None = None
+    spare_pairs: int = 0
     seed: int
     resources: Resources
 
     @property
     def sha256(self) -> str:
-        """The hash of the plan's canonical JSON (RFC 8785)."""
-        return canonical_sha256(self.model_dump(mode="json"))
+        """The hash of the plan's canonical JSON (RFC 8785).
+
+        A field that came later counts where it says something, so that older plans keep theirs.
+        """
+        return canonical_sha256(self.hashed)
+
+    @property
+    def hashed(self) -> dict[str, Any]:
+        """The JSON form that the hash is over."""
+        told = self.model_dump(mode="json")
+        return {key: value for key, value in told.items() if (key, value) not in _LATER}
 
     @property
     def case(self) -> str:
@@ -151,10 +162,14 @@ class Plan(Value):
 
     @property
     def pairs(self) -> int:
-        return 1 + max(slot.pair for slot in self.slots)
+        """How many pairs are to count; under a stopping rule the most that can."""
+        return 1 + max(slot.pair for slot in self.slots) - self.spare_pairs
 
     def arm(self, role: Role) -> PlannedArm:
         return self.arms[0] if role == "baseline" else self.arms[1]
+
+
+_LATER = (("spare_pairs", 0),)
 
 
 def canonical_sha256(value: Any) -> str:
@@ -226,11 +241,14 @@ def make_plan(
     resources: Resources | None = None,
     engine: Literal["vllm", "stub"] = "vllm",
     stopping: Stopping | None = None,
+    spare_pairs: int = 0,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes).
 
-    With `stopping`, `pairs` is not used: the rule says how many pairs a run may need.
+    With `stopping`, `pairs` and `spare_pairs` are not used: the rule says how many pairs a run
+    may need.
     """
+    spare = 0 if stopping else spare_pairs
 
     def arm(role: Role, chosen: Arm) -> PlannedArm:
         flags = {**model_flags, **platform_flags, **experiment.settings, **chosen.flags}
@@ -270,8 +288,9 @@ def make_plan(
             arm("candidate", experiment.variable.candidate),
         ),
         phases=tuple(_plan_phase(phase, files[phase.name]) for phase in phases),
-        slots=make_slots(pairs if stopping is None else stopping.pairs, seed),
+        slots=make_slots(pairs + spare if stopping is None else stopping.pairs, seed),
         stopping=stopping,
+        spare_pairs=spare,
         seed=seed,
         resources=resources or Resources(),
     )

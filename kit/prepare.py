@@ -14,7 +14,7 @@ from typing import Any
 from kit import build, model
 from kit.build import BuiltImage
 from kit.compose import MOUNT, Runtime, runtime_of
-from kit.errors import UsageError
+from kit.errors import IdentityMismatch, ModelDamaged, UsageError
 from kit.experiment import (
     Experiment,
     against_itself,
@@ -47,6 +47,7 @@ class Options:
     platform: str | None = None
     pairs: int = MIN_PAIRS
     stopping: Stopping | None = None
+    spare_pairs: int = 0
     seed: int = 1
     against_itself: bool = False
     out: Path = RUNS
@@ -66,6 +67,8 @@ def choose(name: str, options: Options) -> Experiment:
         experiment = against_itself(experiment)
     if options.pairs < 1:
         raise UsageError("--replicates must be at least 1", hint="leave it out for 6 pairs")
+    if options.spare_pairs < 0:
+        raise UsageError("--spare must be at least 0", hint="leave it out for 3 pairs")
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
         if chosen:
             find_image(chosen)
@@ -94,10 +97,10 @@ def prepare(
 ) -> Prepared:
     """Make images and model ready and freeze the plan. Raises what building and fetching raise."""
     records = _choose_images(experiment, platform, options)
-    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
-    ran = {key: _ran(b) for key, b in built.items()}
     chosen = find_model(options.model or model.DEFAULT)
     _check_needs(name, experiment, platform, chosen)
+    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
+    ran = {key: _ran(b) for key, b in built.items()}
     files = model.ensure_model(chosen, built[records[1].id], say)
     planned = {
         key: PlannedImage(id=key, identity=r.identity, lock_sha256=r.lock_sha256)
@@ -125,14 +128,43 @@ def prepare(
         platform_env={},
         pairs=options.pairs,
         stopping=options.stopping,
+        spare_pairs=options.spare_pairs,
         seed=options.seed,
         resources=resources,
     )
-    runtimes = {
-        r.id: runtime_of(built[r.id].image_id, interpreter=r.interpreter, user=r.user)
-        for r in records
+    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
+
+
+def prepare_again(plan: Plan, files: Mapping[str, bytes], platform: Platform, say: Say) -> Prepared:
+    """Make images and model ready for a plan that exists already.
+
+    Raises what building and fetching raise, and `IdentityMismatch` or `ModelDamaged` where what
+    is here is not what the plan names.
+    """
+    wanted = {i.id: i for i in (*(arm.image for arm in plan.arms), plan.client_image)}
+    built = {key: build.ensure_image(find_image(key), say) for key in wanted}
+    for key, image in built.items():
+        if image.identity.digest != wanted[key].identity:
+            raise IdentityMismatch(
+                f"the image {key} here is {image.identity.digest[:19]}, the plan's "
+                f"{wanted[key].identity[:19]}",
+                hint=f"`nox -s verify_image -- {key}` says which file differs",
+            )
+    folder = model.ensure_model(find_model(plan.model.id), built[plan.client_image.id], say)
+    if folder.files != plan.model.files:
+        raise ModelDamaged(
+            f"the model {plan.model.id} here has other files than the plan's",
+            hint="use the commit of the kit that the manifest names",
+        )
+    ran = {key: _ran(image) for key, image in built.items()}
+    return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform)
+
+
+def _runtimes(built: Mapping[str, BuiltImage]) -> dict[str, Runtime]:
+    return {
+        key: runtime_of(b.image_id, interpreter=b.record.interpreter, user=b.record.user)
+        for key, b in built.items()
     }
-    return Prepared(plan, lines, ran, runtimes, files.path, platform)
 
 
 def _ran(built: BuiltImage) -> RanImage:
@@ -140,6 +172,7 @@ def _ran(built: BuiltImage) -> RanImage:
         id=built.record.id,
         engine_id=built.image_id,
         config_digest=built.identity.config_digest,
+        manifest_digest=built.identity.manifest_digest,
         diff_ids=built.identity.diff_ids,
         identity=built.identity.digest,
         lock_sha256=built.lock_sha256,

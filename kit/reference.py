@@ -11,9 +11,9 @@ import tarfile
 from pathlib import Path
 
 from kit import report, store
+from kit.again import experiment_of
 from kit.analyse import Analysis, analyse, refused
 from kit.errors import BadFile, NotFound, StaleNumber
-from kit.experiment import against_itself, apply_variant, find_experiment
 from kit.identity import kit_identity
 from kit.manifest import Manifest, load_manifest, manifest_json
 from kit.notice import Notice, notice
@@ -28,6 +28,7 @@ OF_ANALYSIS = frozenset(
         "concluded_again",
         "null_measures",
         "pair_incomplete",
+        "pairs_set_aside",
         "stopped_early",
         "user_stamps",
     }
@@ -58,6 +59,7 @@ def conclude_again(run: Path) -> Manifest:
     again = manifest.model_copy(
         update={
             "replicates": found.replicates,
+            "set_aside": found.set_aside,
             "guards": found.guards,
             "confounders": found.confounders,
             "not_acted": found.not_acted,
@@ -75,9 +77,7 @@ def conclude_again(run: Path) -> Manifest:
 
 def _analyse(run: Path, manifest: Manifest) -> Analysis:
     plan = manifest.plan
-    experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
-    if plan.against_itself:
-        experiment = against_itself(experiment)
+    experiment = experiment_of(plan)
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
     return analyse(run, plan, experiment, bare, unsupported=refused(run, experiment, bare))
 

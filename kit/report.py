@@ -21,6 +21,7 @@ from kit.errors import StaleNumber
 from kit.experiment import Text, apply_variant, find_experiment
 from kit.manifest import Manifest
 from kit.measure import Reading
+from kit.verdict import MIN_PAIRS
 
 LANGUAGES = ("en", "zh")
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -93,6 +94,7 @@ def render(manifest: Manifest, language: str) -> str:
     )
     environment.filters["say"] = partial(_say, language)
     notes = Notes(manifest)
+    aside = {r.replicate for r in manifest.replicates if r.pair in manifest.set_aside}
     values = {
         "m": manifest,
         "w": {key: both[language] for key, both in words.items()},
@@ -101,7 +103,8 @@ def render(manifest: Manifest, language: str) -> str:
         "effect": _effect(manifest, notes),
         "comparisons": _comparisons(manifest, notes, words["no_value"][language]),
         "replicates": _replicates(manifest, notes, language),
-        "broken": [g for g in manifest.guards if not g.ok],
+        "broken": [g for g in manifest.guards if not g.ok and g.replicate not in aside],
+        "spoiled": [g for g in manifest.guards if not g.ok and g.replicate in aside],
         "environment": _environment(manifest, notes, language, words),
         "asked": _asked(manifest, notes),
         "cost": _cost(manifest, notes),
@@ -141,6 +144,7 @@ def command(manifest: Manifest) -> str:
     pairs = "auto" if plan.stopping else str(plan.pairs)
     words += [f"--model {plan.model.id}", f"--platform {plan.platform}"]
     words += [f"--replicates {pairs}", f"--seed {plan.seed}"]
+    words += [f"--spare {plan.spare_pairs}"] if plan.pairs >= MIN_PAIRS else []
     words += [f"--variant {plan.variant}"] if plan.variant else []
     words += ["--aa"] if plan.against_itself else []
     return " ".join(words)
@@ -156,11 +160,7 @@ def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[d
         unit = ""
         for role in ("baseline", "candidate"):
             found = [
-                x
-                for r in manifest.replicates
-                if r.role == role
-                for x in r.readings
-                if x.name == name
+                x for r in manifest.counted if r.role == role for x in r.readings if x.name == name
             ]
             unit = found[0].unit if found else unit
             sides[role] = _summary(found, notes, words["no_value"][language])
@@ -208,7 +208,7 @@ def _effect(manifest: Manifest, notes: Notes) -> dict[str, Any] | None:
         return None
     sources = [
         s
-        for r in manifest.replicates
+        for r in manifest.counted
         for x in r.readings
         if x.name == effect.measure
         for s in x.sources
@@ -233,6 +233,7 @@ def _replicates(manifest: Manifest, notes: Notes, language: str) -> list[dict[st
                 "replicate": str(r.replicate + 1),
                 "pair": str(r.pair + 1),
                 "arm": _say(language, manifest.plan.arm(r.role).label),
+                "aside": r.pair in manifest.set_aside,
                 "value": value,
             }
         )

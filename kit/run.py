@@ -30,6 +30,7 @@ from kit.manifest import (
     Cost,
     Failure,
     Manifest,
+    Original,
     Replicate,
     Status,
     manifest_json,
@@ -82,13 +83,13 @@ def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Pat
     `failed` or `interrupted`, and no container, network or volume is left.
     """
     experiment = choose(name, options)
-    _preflight(options.out)
+    check_out(options.out)
     client = engine.connect()
     sweep_leftovers(client, say)
     platform = find_platform(options.platform)
     say(f"platform {platform.name}: {platform.why}")
     prepared = prepare(name, experiment, platform, options, say)
-    return _carry_out(client, experiment, prepared, options, say)
+    return carry_out(client, experiment, prepared, options.out, say)
 
 
 def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
@@ -98,7 +99,7 @@ def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
         say(f"run {left.run_id} had died; its manifest now says interrupted; removed: {names}")
 
 
-def _preflight(out: Path) -> None:
+def check_out(out: Path) -> None:
     """Refuse before anything starts when the output cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -114,21 +115,23 @@ def _preflight(out: Path) -> None:
         raise RunFolderLost(f"the folder {out} cannot be written", hint="choose another --out")
 
 
-def _carry_out(
+def carry_out(
     client: docker.DockerClient,
     experiment: Experiment,
     prepared: Prepared,
-    options: Options,
+    out: Path,
     say: Say,
+    reproduces: Original | None = None,
 ) -> tuple[Manifest, Path]:
+    """Carry out a frozen plan below the folder `out`; see `run_experiment`."""
     plan = prepared.plan
     started = datetime.now(UTC)
     run_id = f"{started:%Y%m%dt%H%M%S}{secrets.token_hex(3)}"
     stamp = f"{started:%Y%m%dT%H%M%S}Z-{run_id[-6:]}"
-    folder = options.out / plan.experiment / plan.case / stamp
+    folder = out / plan.experiment / plan.case / stamp
     say(f"run {run_id}, plan {plan.sha256[:12]}, {len(plan.slots)} replicates")
     with owner.claim(run_id, folder):
-        record = _new_record(run_id, folder, prepared)
+        record = _new_record(run_id, folder, prepared, reproduces)
         with _finishing(record, say):
             _lay_out(record, prepared)
             place = HostPlace(client=client, endpoint_kind=engine.endpoint_kind())
@@ -155,7 +158,9 @@ def _lay_out(record: Record, prepared: Prepared) -> None:
     store.write_json(record.folder / "plan.json", prepared.plan.model_dump(mode="json"))
 
 
-def _new_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
+def _new_record(
+    run_id: str, folder: Path, prepared: Prepared, reproduces: Original | None
+) -> Record:
     plan = prepared.plan
     manifest = Manifest(
         run_id=run_id,
@@ -165,9 +170,11 @@ def _new_record(run_id: str, folder: Path, prepared: Prepared) -> Record:
         kit=identity.kit_identity(),
         plan=plan,
         plan_sha256=plan.sha256,
+        reproduces=reproduces,
         images=tuple(prepared.images.values()),
         facts=(),
         replicates=(),
+        set_aside=(),
         guards=(),
         confounders=(),
         not_acted=(),
@@ -241,7 +248,7 @@ def _measure_all(
         say(f"  done in {done.wall_s:.0f} s: replicate {slot.replicate + 1}")
         record.update(replicates=(*record.manifest.replicates, done))
         if answered(record.folder, plan, experiment, record.manifest.replicates):
-            say("  the registered rule is met: no further pair is needed")
+            say("  no further pair is needed")
             break
     return None
 
@@ -250,7 +257,8 @@ def _rest(begin: float, done: int, of: int) -> str:
     elapsed = time.monotonic() - begin
     if not done:
         return ""
-    return f" ({elapsed / 60:.1f} min so far, about {elapsed / done * (of - done) / 60:.1f} to go)"
+    left = elapsed / done * (of - done)
+    return f" ({elapsed / 60:.1f} min so far, at most {left / 60:.1f} to go)"
 
 
 def _conclude(
@@ -279,6 +287,7 @@ def _conclude(
     record.finish(
         "complete",
         replicates=found.replicates,
+        set_aside=found.set_aside,
         guards=found.guards,
         confounders=found.confounders,
         not_acted=found.not_acted,

@@ -19,8 +19,8 @@ def use(
     """Make image and model ready and write compose/.env; return what was written."""
     platform = find_platform(platform_name)
     record = find_image(image or platform.default_image)
-    built = ensure_image(record, say)
     chosen = find_model(model_id or model.DEFAULT)
+    built = ensure_image(record, say)
     files = model.ensure_model(chosen, built, say)
     values = {
         "KIT_IMAGE": record.tag if record.source != "adopted" else built.image_id,

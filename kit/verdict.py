@@ -7,7 +7,7 @@ replicates, no decision), supported or not supported. Nothing later can lift som
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -255,16 +255,16 @@ def may_stop(hypothesis: Hypothesis, pairs: Sequence[Pair], stopping: Stopping) 
 
 def find_pairs(
     readings: Mapping[tuple[int, str], Reading],
-    pairs: int,
+    pairs: Iterable[int],
     kind: Literal["ratio", "exact"] = "ratio",
 ) -> tuple[list[Pair], list[str]]:
-    """Return the complete pairs in order, and why the others are incomplete.
+    """Return the complete ones of these pairs in order, and why the others are incomplete.
 
     `readings` holds the primary measure by (pair, "baseline" or "candidate"). A ratio needs
     values above 0; counts may be 0.
     """
     found, missing = [], []
-    for pair in range(pairs):
+    for pair in pairs:
         a, b = readings.get((pair, "baseline")), readings.get((pair, "candidate"))
         if a is None or b is None:
             missing.append(f"pair {pair}: a replicate is missing")

@@ -55,6 +55,7 @@ class World:
 
     `effect`: the candidate's TTFT over the baseline's, less 1. `bimodal`: how much slower half of
     the containers are, drawn for each; `rare`: the same for a quarter of the candidate's alone.
+    `spoiled`: how likely other load takes 20 % of a replicate's CPUs and makes it 25 % slower.
     `drift`: the machine slows down by 1 % a replicate, or recovers from being 20 % slow, or is
     15 % slower from some replicate on.
     """
@@ -65,6 +66,7 @@ class World:
     bimodal: float = 0.0
     rare: float = 0.0
     drift: Drift = "none"
+    spoiled: float = 0.0
 
 
 @dataclass
@@ -144,6 +146,7 @@ def virtual_plan(
     pairs: int = 8,
     seed: int = 1,
     stopping: Stopping | None = None,
+    spare: int = 0,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Plan an experiment with images and a model that do not exist."""
     image = PlannedImage(id="virtual", identity=f"sha256:{'0' * 64}", lock_sha256=None)
@@ -163,6 +166,7 @@ def virtual_plan(
         pairs=pairs,
         seed=seed,
         stopping=stopping,
+        spare_pairs=spare,
     )
 
 
@@ -184,9 +188,12 @@ def frame(
     pairs: int = 8,
     seed: int = 1,
     stopping: Stopping | None = None,
+    spare: int = 0,
 ) -> Frame:
     """Prepare what does not depend on what is drawn."""
-    plan, files = virtual_plan(name, experiment, pairs=pairs, seed=seed, stopping=stopping)
+    plan, files = virtual_plan(
+        name, experiment, pairs=pairs, seed=seed, stopping=stopping, spare=spare
+    )
     phases = experiment.workload(Scale(model=plan.model.id, seed=seed))
     replicates = tuple(
         Replicate(
@@ -205,9 +212,11 @@ def frame(
 
 
 @lru_cache
-def bench_frame(seed: int, pairs: int, stopping: Stopping | None) -> Frame:
+def bench_frame(seed: int, pairs: int, stopping: Stopping | None, spare: int = 0) -> Frame:
     """Return the attack bench's frame; seeds differ in which arm begins."""
-    return frame("virtual", virtual_experiment(), pairs=pairs, seed=seed, stopping=stopping)
+    return frame(
+        "virtual", virtual_experiment(), pairs=pairs, seed=seed, stopping=stopping, spare=spare
+    )
 
 
 def _fact(name: str, value: str) -> Fact:
@@ -227,8 +236,10 @@ def draw_run(shared: Frame, world: World, draw: np.random.Generator) -> VirtualR
     factors = replicate_factors(shared, world, draw)
     raws, telemetry = {}, {}
     for r, factor in zip(shared.replicates, factors, strict=True):
-        raws[r.replicate] = _draw_raw(shared, r, float(factor), world.within_sd, draw)
-        telemetry[r.replicate] = _telemetry()
+        spoiled = bool(world.spoiled) and draw.random() < world.spoiled
+        slower = float(factor) * (1.25 if spoiled else 1.0)
+        raws[r.replicate] = _draw_raw(shared, r, slower, world.within_sd, draw)
+        telemetry[r.replicate] = _telemetry(0.20 if spoiled else 0.03)
     return VirtualRun(
         plan=shared.plan,
         experiment=shared.experiment,
@@ -345,14 +356,14 @@ def _scrape(t_s: float, counts: Mapping[str, float]) -> Scrape:
     return Scrape(t_s=t_s, values=values)
 
 
-def _telemetry() -> list[dict[str, Any]]:
-    """Return 20 samples, two seconds apart: 3 % of the CPUs used by others, no throttling."""
+def _telemetry(others: float) -> list[dict[str, Any]]:
+    """Return 20 samples, two seconds apart: a share of the CPUs used by others, no throttling."""
     return [
         {
             "t_s": 2.0 * i,
             "cpuset": [0, 1],
             "busy_s": 4.0 * i * 0.9,
-            "ours_s": 4.0 * i * 0.87,
+            "ours_s": 4.0 * i * (0.9 - others),
             "load_1m": 1.0,
             "throttled": False,
         }

@@ -5,6 +5,8 @@ All from /proc, /sys and /etc/os-release. No host name, user, address or serial 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import platform
 import re
@@ -19,6 +21,7 @@ from kit.inside.probe_field import Absent, key_lines, kib_to_bytes, read_text
 
 CPU = Path("/sys/devices/system/cpu")
 NODES = Path("/sys/devices/system/node")
+MARK_KEY = b"vllm-kit machine mark 1"
 
 # What decides which kernels of torch and vLLM can run, x86-64 and aarch64.
 RELEVANT_FLAGS = frozenset((
@@ -136,6 +139,14 @@ def _os_pretty_name() -> str:
     raise Absent("no os-release file")
 
 
+def _machine_mark() -> str:
+    """Return a mark of this installation that tells nothing about it.
+
+    A keyed hash of the machine id, as machine-id(5) asks of programs that show it to others.
+    """
+    return hmac.new(MARK_KEY, read_text("/etc/machine-id").encode(), hashlib.sha256).hexdigest()
+
+
 def _stall_percent(resource: str) -> float:
     match = re.search(r"some avg10=([\d.]+)", read_text(f"/proc/pressure/{resource}"))
     if match is None:
@@ -164,6 +175,7 @@ Row = tuple[str, str, Callable[[], Any], Match]
 
 ROWS: tuple[Row, ...] = (
     ("architecture", "uname -m", platform.machine, "must"),
+    ("machine_mark", "/etc/machine-id, hashed with a key of the kit", _machine_mark, "reported"),
     ("cpu_model", "/proc/cpuinfo: model name", lambda: cpu_model_of(_cpus()[0]), "must"),
     ("cpu_flags", "/proc/cpuinfo: flags, those that pick kernels", _flags, "must"),
     ("cpu_microcode", "/proc/cpuinfo: microcode", lambda: _cpus()[0]["microcode"], "reported"),

@@ -44,6 +44,9 @@ class StubConfig:
     process_seed: int | None = None
     bimodal_fraction: float = 0.0
     bimodal_factor: float = 1.0
+    slow_file: str | None = None
+    """A server that finds this file takes `slow_factor` times as long: what no plan tells it."""
+    slow_factor: float = 1.3
     drift_per_request: float = 0.0
     """Each request's TTFT is longer than the last by this share of `ttft_s`."""
 

@@ -91,6 +91,8 @@ class Engine:
         seed = config.process_seed
         own = random.Random(os.urandom(8) if seed is None else seed)  # noqa: S311 - not a secret
         self._process = math.exp(own.gauss(0.0, config.process_sd)) if config.process_sd else 1.0
+        if config.slow_file and os.path.exists(config.slow_file):
+            self._process *= config.slow_factor
         self._ttft_factor = self._itl_factor = 1.0
         for arm in config.arms:
             if holds(arm.get("when", {}), self.arguments):

@@ -19,6 +19,8 @@ TESTED_ELSEWHERE = {
     "python3 -m venv .venv && .venv/bin/pip install -qq nox && .venv/bin/nox -s engine "
     "exp1_prefix_cache": "the parts here and in test_run_vllm; .ci/run has the first half",
     ".venv/bin/nox -s tests": ".ci/run",
+    ".venv/bin/nox -s reproduce -- manifests/exp1_prefix_cache/"
+    "v0.32.0-cpu--smollm2-135m-instruct--cpu.json": "test_reproduce, one pair of it",
 }
 
 

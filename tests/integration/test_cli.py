@@ -55,15 +55,23 @@ def is_one_clear_line(stderr: str) -> bool:
         (["analyse", "/nonexistent"], NotFound),
         (["build", "no-such-image"], UnknownName),
         (["models", "no-such-model"], UnknownName),
+        (["use", "no-such-image"], UnknownName),
+        (["use", "--model", "no-such-model"], UnknownName),
+        (["build", "--model", "no-such-model"], UnknownName),
+        (["run", "exp1_prefix_cache", "--model", "no-such-model"], UnknownName),
+        (["reproduce", "/nonexistent"], NotFound),
+        (["compare", "/nonexistent"], NotFound),
+        (["compare", "/nonexistent", "/nonexistent"], NotFound),
         (["lock", "no-such-image"], UnknownName),
         (["verify-image", "no-such-image"], UnknownName),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_wrong_words_end_in_one_line_and_their_own_code(
-    words: list[str], error: type[KitError]
+    words: list[str], error: type[KitError], tmp_path: Path
 ) -> None:
-    done = kit(*words)
+    """The engine cannot be asked here: a wrong name is told before anything is built or started."""
+    done = kit(*words, DOCKER_HOST=f"unix://{tmp_path}/nothing.sock", KIT_CACHE=str(tmp_path))
     assert done.returncode == error.exit_code, done.stderr
     assert is_one_clear_line(done.stderr), done.stderr
     assert done.stdout == ""

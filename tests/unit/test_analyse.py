@@ -1,7 +1,7 @@
 """From raw data to the verdict: the same in memory, from files, and at any later time."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 from virtual_run import drawn, exp1_run, write_raw, write_run
 
 from kit.again import analyse_again
-from kit.analyse import Analysis, analyse, comparable, conclude, has_answer
+from kit.analyse import Analysis, analyse, comparable, conclude, has_answer, is_enough
 from kit.errors import BadFile, NotFound
 from kit.fact import Fact
 from kit.planted import FAULTS
@@ -231,3 +231,63 @@ def test_a_missing_file_is_named(tmp_path: Path, lost: str, error: type[Exceptio
     (tmp_path / lost).unlink()
     with pytest.raises(error, match=Path(lost).name):
         analyse_again(tmp_path)
+
+
+def spared(spoil: Sequence[int], *, ran: int = 9) -> VirtualRun:
+    """Return 6 pairs and 3 spare ones, of which `ran` were run; some replicates are spoiled."""
+    run = draw_run(bench_frame(1, 6, None, 3), World(effect=0.3), np.random.default_rng(1))
+    for replicate in spoil:
+        for i, line in enumerate(run.telemetry[replicate]):
+            line["ours_s"] = line["busy_s"] - 4.0 * i * 0.2
+    return truncated(run, ran)
+
+
+def enough(run: VirtualRun) -> bool:
+    return is_enough(
+        run.plan, run.experiment, run.replicates, run.raws, run.requests, run.telemetry
+    )
+
+
+def test_a_spare_pair_stands_in_for_a_spoiled_one() -> None:
+    run = spared([3], ran=7)  # the second pair
+    found = concluded(run)
+    assert found.set_aside == (1,)
+    assert found.verdict.word == "supported"
+    assert len(found.effect.values) == 6
+    assert any(not g.ok and g.replicate == 3 for g in found.guards)
+    assert any(n.code == "pairs_set_aside" for n in found.notices)
+
+
+def test_without_spoiled_pairs_none_is_set_aside() -> None:
+    found = concluded(spared([], ran=6))
+    assert found.set_aside == ()
+    assert found.verdict.word == "supported"
+
+
+def test_more_spoiled_pairs_than_spare_ones_leave_the_run_invalid() -> None:
+    found = concluded(spared([0, 2, 4, 6]))
+    assert found.set_aside == ()
+    assert found.verdict.word == "invalid"
+
+
+def test_a_run_ends_with_as_many_unspoiled_pairs_as_planned_or_when_that_is_out_of_reach() -> None:
+    assert not enough(spared([], ran=5))
+    assert enough(spared([], ran=6))
+    assert not enough(spared([3], ran=6))
+    assert enough(spared([3], ran=7))
+    assert not enough(spared([0, 2, 4], ran=8))
+    assert enough(spared([0, 2, 4, 6], ran=6))
+
+
+def test_other_faults_are_never_set_aside() -> None:
+    run = spared([], ran=6)
+    FAULTS["half of the requests fail"][0](run, np.random.default_rng(1), True)
+    found = concluded(run)
+    assert found.set_aside == ()
+    assert found.verdict.word == "invalid"
+
+
+def test_a_plan_without_spare_pairs_keeps_the_hash_it_had_before_there_were_any() -> None:
+    plan = bench_frame(1, 6, None).plan
+    assert "spare_pairs" not in plan.hashed
+    assert bench_frame(1, 6, None, 3).plan.sha256 != plan.sha256

@@ -106,6 +106,9 @@ def layer_bytes(content: bytes) -> bytes:
     return out.getvalue()
 
 
+EXPORTED = "sha256:" + "e" * 64
+
+
 def saved_image(layers: list[bytes], *, packed: bool, claim: str | None = None) -> bytes:
     diff_ids = [claim or "sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
     config = json.dumps({"rootfs": {"diff_ids": diff_ids}}).encode()
@@ -113,10 +116,12 @@ def saved_image(layers: list[bytes], *, packed: bool, claim: str | None = None) 
     names = [f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}" for blob in blobs]
     config_name = f"blobs/sha256/{hashlib.sha256(config).hexdigest()}"
     manifest = json.dumps([{"Config": config_name, "Layers": names}]).encode()
+    index = json.dumps({"manifests": [{"digest": EXPORTED}]}).encode()
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         for name, body in [
             *zip(names, blobs, strict=True), (config_name, config), ("manifest.json", manifest),
+            ("index.json", index),
         ]:  # fmt: skip
             member = tarfile.TarInfo(name)
             member.size = len(body)
@@ -141,6 +146,7 @@ def test_the_identity_is_the_same_from_either_image_store(
     packed = identity_of_stream(in_chunks(saved_image(layers, packed=True), size))
     assert plain == packed
     assert plain.size_bytes == sum(map(len, layers))
+    assert plain.manifest_digest == EXPORTED
 
 
 def test_a_layer_that_is_not_what_the_configuration_says_is_refused() -> None:

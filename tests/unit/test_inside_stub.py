@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,3 +178,14 @@ def test_drafts_are_counted_only_with_a_speculative_config() -> None:
 
 def test_every_field_of_the_config_has_a_default() -> None:
     assert parse_config({}) == StubConfig()
+
+
+def test_a_file_in_sight_makes_a_server_slower(tmp_path: Path) -> None:
+    hidden = tmp_path / "slow"
+    config = StubConfig(ttft_s=0.1, slow_file=str(hidden), slow_factor=1.5)
+    body = {"prompt": "a b c", "max_tokens": 2}
+    _, quick = Engine(config, {}).admit(body)
+    hidden.touch()
+    _, late = Engine(config, {}).admit(body)
+    assert quick.offsets_ns[0] == 100_000_000
+    assert late.offsets_ns[0] == 150_000_000

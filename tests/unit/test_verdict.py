@@ -270,7 +270,7 @@ def test_pairs_need_both_replicates_and_two_usable_values() -> None:
         (5, "baseline"): reading(-1.0),
         (5, "candidate"): reading(1.0),
     }
-    found, missing = find_pairs(readings, 6)
+    found, missing = find_pairs(readings, range(6))
     assert found == [(2.0, 1.0)]
     assert missing == [
         "pair 1: a replicate is missing",
@@ -283,7 +283,7 @@ def test_pairs_need_both_replicates_and_two_usable_values() -> None:
 
 def test_counts_may_be_zero() -> None:
     readings = {(0, "baseline"): reading(5.0), (0, "candidate"): reading(0.0)}
-    assert find_pairs(readings, 1, "exact") == ([(5.0, 0.0)], [])
+    assert find_pairs(readings, [0], "exact") == ([(5.0, 0.0)], [])
 
 
 # -- the variable acted ------------------------------------------------------------------------

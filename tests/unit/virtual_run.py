@@ -103,11 +103,13 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
         kit=KitIdentity(version="0", commit=COMMIT, dirty=False, diff_sha256=None),
         plan=run.plan,
         plan_sha256=run.plan.sha256,
+        reproduces=None,
         images=(
             RanImage(
                 id=image.id,
                 engine_id="sha256:1",
                 config_digest="sha256:2",
+                manifest_digest=None,
                 diff_ids=(),
                 identity=image.identity,
                 lock_sha256=None,
@@ -117,6 +119,7 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
         ),
         facts=HOST_FACTS,
         replicates=found.replicates,
+        set_aside=found.set_aside,
         guards=found.guards,
         confounders=found.confounders,
         not_acted=found.not_acted,
