@@ -142,8 +142,9 @@ def tiny(
     import_image(os.urandom(1000), record.tag)
     lock_identity(record)
     yield record
-    for tag in {t for i in client.images.list() for t in i.tags if record.id in t}:
-        client.images.remove(tag, force=True)
+    left = engine_image_id(record.tag)
+    if left is not None:
+        client.images.remove(left, force=True)  # with every name that a registry gave it
 
 
 def names_of(client: docker.DockerClient, host: str) -> list[str]:
