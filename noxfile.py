@@ -149,6 +149,12 @@ def verify(session: nox.Session) -> None:
 
 
 @nox.session
+def export(session: nox.Session) -> None:
+    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf."""
+    kit(session, "export", *session.posargs)
+
+
+@nox.session
 def engine(session: nox.Session) -> None:
     """Make sure that a Docker Engine answers; install and start one if need be."""
     kit(session, "engine")  # posargs belong to the session named after it
@@ -206,6 +212,24 @@ def use(session: nox.Session) -> None:
 def adopt(session: nox.Session) -> None:
     """Take an image that is already on the engine: adopt -- IMAGE --id ID."""
     kit(session, "adopt", *session.posargs)
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write an image's bill of materials anew from its lock: sbom -- ID."""
+    kit(session, "sbom", *session.posargs)
+
+
+@nox.session
+def push(session: nox.Session) -> None:
+    """Push an image to an OCI registry: push -- ID HOST/NAME."""
+    kit(session, "push", *session.posargs)
+
+
+@nox.session
+def pull(session: nox.Session) -> None:
+    """Pull an image by digest, if it is the locked one: pull -- HOST/NAME@sha256:… ID."""
+    kit(session, "pull", *session.posargs)
 
 
 @nox.session

@@ -39,7 +39,7 @@ def is_beside(name: str) -> bool:
 
     Reports, the signature and the record of a reproduction are made from the manifest, after it.
     """
-    return name in store.NOT_HASHED or (name.startswith("reproduction.") and "/" not in name)
+    return name in store.NOT_HASHED
 
 
 def make_bundle(

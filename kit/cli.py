@@ -311,6 +311,22 @@ def report_command(run: Annotated[Path, typer.Argument(help="A run's folder.")])
     console.say(f"written: {run / 'report.en.md'} and report.zh.md")
 
 
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d or mlperf.")],
+    as_json: Json = False,
+) -> None:
+    """Write a finished run as RO-Crate, llm-d Benchmark Reports or MLPerf system description."""
+    from kit.export import export
+
+    written = export(run, form)
+    for path in written:
+        console.say(f"written: {path}")
+    if as_json:
+        console.data([str(path) for path in written])
+
+
 @app.command("schema")
 def schema_command(
     write: Annotated[bool, typer.Option("--write", help="Write manifests/schema.json.")] = False,

@@ -167,6 +167,46 @@ def adopt_command(
         console.data(record.model_dump(mode="json", exclude_defaults=True))
 
 
+def sbom_command(
+    image: Annotated[str, typer.Argument(help="Image id.")],
+) -> None:
+    """Write an image's bill of materials (CycloneDX) anew from its lock."""
+    from kit import lock
+    from kit.image import find_image
+
+    record = find_image(image)
+    lock.write_sbom(record, lock.read_lock(record))
+    console.say(f"written: docker/locks/{image}/{lock.SBOM}")
+
+
+def push_command(
+    image: Annotated[str, typer.Argument(help="Image id.")],
+    repository: Annotated[str, typer.Argument(help="HOST/NAME, without tag.")],
+    as_json: Json = False,
+) -> None:
+    """Push an image to an OCI registry and say the digest to pull it by."""
+    from kit.image import find_image
+    from kit.registry import push
+
+    copy = push(find_image(image), repository, console.say)
+    if as_json:
+        console.data({"reference": copy.reference, "identity": copy.identity.digest})
+
+
+def pull_command(
+    reference: Annotated[str, typer.Argument(help="HOST/NAME@sha256:…")],
+    image: Annotated[str, typer.Argument(help="Image id that it must be.")],
+    as_json: Json = False,
+) -> None:
+    """Pull an image by digest; it is taken only if its identity is the locked one."""
+    from kit.image import find_image
+    from kit.registry import pull
+
+    copy = pull(reference, find_image(image), console.say)
+    if as_json:
+        console.data({"reference": copy.reference, "identity": copy.identity.digest})
+
+
 def add_image_commands(app: typer.Typer) -> None:
     """Add the commands of this module, by the names people type."""
     app.command("images")(images_command)
@@ -176,3 +216,6 @@ def add_image_commands(app: typer.Typer) -> None:
     app.command("models")(models_command)
     app.command("use")(use_command)
     app.command("adopt")(adopt_command)
+    app.command("sbom")(sbom_command)
+    app.command("push")(push_command)
+    app.command("pull")(pull_command)

@@ -25,6 +25,8 @@ message and a hint that names the next step. Only `kit.cli` catches them.
     ├── ModelDamaged         40
     ├── HubUnreachable       41
     ├── HubGated             42
+    ├── RegistryRefused      43   a registry wants another login, or none may do this
+    ├── RegistryUnreachable  44   a registry does not answer
     ├── PortTaken            50
     ├── DiskFull             51
     ├── DeviceMissing        52   an accelerator that the plan asks for is not there
@@ -186,6 +188,18 @@ class HubGated(KitError):
     """The hub refuses the repository without an accepted licence or a token."""
 
     exit_code = 42
+
+
+class RegistryRefused(KitError):
+    """The container registry refuses this login, or there is none."""
+
+    exit_code = 43
+
+
+class RegistryUnreachable(KitError):
+    """The container registry does not answer."""
+
+    exit_code = 44
 
 
 class PortTaken(KitError):

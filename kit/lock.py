@@ -12,6 +12,7 @@ from kit.lock_file import (
     INPUTS,
     NOT_LOCKED,
     REQUIREMENTS,
+    SBOM,
     Attempt,
     Lock,
     LockedIdentity,
@@ -24,6 +25,7 @@ from kit.lock_file import (
 )
 
 __all__ = [
+    "SBOM",
     "Lock",
     "LockedIdentity",
     "diff",
@@ -35,6 +37,7 @@ __all__ = [
     "write",
     "write_attempt",
     "write_identity",
+    "write_sbom",
 ]
 
 
@@ -92,15 +95,23 @@ def diff(old: Lock | None, new: Lock) -> list[str]:
 
 
 def write(record: ImageRecord, lock: Lock) -> None:
-    """Write the lock's input files; an identity that belongs to other inputs is removed."""
+    """Write the lock's input files and SBOM; an identity that belongs to other inputs goes."""
     folder = record.lock_dir
     folder.mkdir(parents=True, exist_ok=True)
     changed = not record.locked or lock_sha256(read_lock(record)) != lock_sha256(lock)
     (folder / INPUTS).write_text(render_json(lock), encoding="utf-8")
     (folder / REQUIREMENTS).write_text(render_requirements(lock), encoding="utf-8")
+    write_sbom(record, lock)
     (folder / NOT_LOCKED).unlink(missing_ok=True)
     if changed:
         (folder / IDENTITY).unlink(missing_ok=True)
+
+
+def write_sbom(record: ImageRecord, lock: Lock) -> None:
+    """Write the bill of materials of a lock beside it; it is no part of the lock's hash."""
+    from kit.sbom import render_sbom  # its library takes long to import
+
+    (record.lock_dir / SBOM).write_text(render_sbom(lock), encoding="utf-8")
 
 
 def write_identity(record: ImageRecord, found: LockedIdentity) -> None:

@@ -1,9 +1,9 @@
 """Locks: exactly which packages and wheels make an image, and what came out when they did.
 
 `docker/locks/<id>/` holds `inputs.json` and `inputs.requirements.txt` (both hashed into the
-image's label `kit.lock.sha256`) and `identity.json`, the outputs, which are not. Where the last
-attempt to lock failed, `not_locked.json` says why. All are written by `nox -s lock` and
-`nox -s verify_image`, never by hand.
+image's label `kit.lock.sha256`) and, not hashed, `identity.json`, the outputs, and `sbom.cdx.json`,
+the inputs as CycloneDX. Where the last attempt to lock failed, `not_locked.json` says why. All are
+written by `nox -s lock` and `nox -s verify_image`, never by hand.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ INPUTS = "inputs.json"
 REQUIREMENTS = "inputs.requirements.txt"
 IDENTITY = "identity.json"
 NOT_LOCKED = "not_locked.json"
+SBOM = "sbom.cdx.json"
 SCHEMA_VERSION = 1
 L = TypeVar("L", bound=Value)
 

@@ -7,6 +7,7 @@ the two equal. The verdict and measures can be computed again from the raw files
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from kit.measure import Reading
 from kit.notice import Notice
 from kit.plan import Plan, Role
 from kit.quality import Compared
-from kit.value import Value, load_json, parse_value
+from kit.value import Value, load_json, one_line, parse_value
 from kit.verdict import Effect, Verdict
 
 VERSION = "1.1"
@@ -158,17 +159,16 @@ def load_manifest(path: Path) -> Manifest:
 def parse_manifest(raw: dict[str, Any], source: str) -> Manifest:
     """Build a manifest from JSON of this or an older version; see `load_manifest`."""
     version = str(raw.get("schema_version", ""))
-    try:
-        given, own = ([int(part) for part in v.split(".", 1)] for v in (version, VERSION))
-    except ValueError:
-        raise BadFile(f"{source}: schema_version: `{version[:20]}` is no version") from None
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", version):
+        raise BadFile(f"{source}: schema_version: `{one_line(version)}` is no version")
+    given, own = ([int(part) for part in v.split(".", 1)] for v in (version, VERSION))
     if given[0] > own[0]:
         raise BadFile(f"{source}: schema version {version} is newer", hint="upgrade kit")
     while version in _STEPS:
         raw = _STEPS[version](raw)
         version = raw["schema_version"]
     try:
-        return parse_value(Manifest, raw, source)
+        return parse_value(Manifest, raw, source, strict=True)
     except BadFile as error:
         if given > own:
             raise BadFile(

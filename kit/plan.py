@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import rfc8785
 
+from kit.errors import BadFile
 from kit.experiment import (
     Arm,
     Condition,
@@ -172,8 +173,14 @@ _LATER = (("spare_pairs", 0),)
 
 
 def canonical_sha256(value: Any) -> str:
-    """Return the sha256 of a JSON value in canonical form (RFC 8785)."""
-    return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+    """Return the sha256 of a JSON value in canonical form (RFC 8785).
+
+    Raises `BadFile` for what has none, such as a whole number beyond 2^53.
+    """
+    try:
+        return hashlib.sha256(rfc8785.dumps(value)).hexdigest()
+    except rfc8785.CanonicalizationError as error:
+        raise BadFile(f"a value has no canonical form: {error}") from None
 
 
 def request_lines(phase: Phase) -> bytes:

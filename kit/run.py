@@ -19,7 +19,7 @@ from pathlib import Path
 
 import docker
 
-from kit import engine, facts, identity, owner, pull_request, report, store
+from kit import console, engine, facts, identity, owner, pull_request, report, store
 from kit.analyse import analyse, answered, refused
 from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
 from kit.experiment import (
@@ -40,6 +40,7 @@ from kit.notice import notice
 from kit.platform import find_platform
 from kit.prepare import Options, Prepared, choose, prepare
 from kit.replicate import Bench, measure_slot
+from kit.secret import find_private
 from kit.topology import find_topology
 from kit.verdict import MIN_PAIRS
 
@@ -69,6 +70,10 @@ class Record:
         store.release(self.folder)
         files = store.hash_files(self.folder)
         self.update(status=status, finished_utc=now_utc(), files=files, **changes)
+        if found := find_private(manifest_json(self.manifest)):
+            console.warn(
+                f"manifest.json, {found[0]} ({len(found)} such lines): look before sharing"
+            )
 
 
 def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Path]:

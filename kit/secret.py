@@ -6,11 +6,16 @@ like a credential in a text, and by value for secrets that this process knows it
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
+import os
+import pwd
 import re
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 MASK = "<masked>"
@@ -26,6 +31,12 @@ _FORMS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {MASK}"),
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),  # a Hugging Face token
 )
+_HOME_PATH = re.compile(r"(?<![\w./-])/(?:(?:home|Users)/[^/\s\"']+|root(?![\w.-]))")
+_ORDINARY_NAMES = frozenset((  # they tell nobody apart, and stand in texts that mean no machine
+    "admin", "debian", "docker", "host", "localhost", "nobody", "root", "server", "ubuntu", "user",
+    "vllm",
+))  # fmt: skip
+_SHORTEST_NAME = 3
 _SHORTEST_SECRET = 6  # masking shorter values everywhere would destroy the text
 
 
@@ -71,6 +82,35 @@ def mask_known(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return mask_text(text)
+
+
+def private_names() -> frozenset[str]:
+    """Return what this machine and this user are called, but for names that all have."""
+    found = {os.environ.get(key, "") for key in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
+    with contextlib.suppress(KeyError):  # a user without a name
+        found.add(pwd.getpwuid(os.getuid()).pw_name)
+    host = socket.gethostname()
+    found |= {host, host.partition(".")[0], Path.home().name}
+    return frozenset(
+        name for name in found if len(name) >= _SHORTEST_NAME and name not in _ORDINARY_NAMES
+    )
+
+
+def find_private(text: str, names: Iterable[str] | None = None) -> list[str]:
+    """Return `line N: what stands there` for each user, host or home path; never the words.
+
+    `names` are those to look for, by default `private_names()`.
+    """
+    known = sorted(private_names() if names is None else names, key=len, reverse=True)
+    inner = "|".join(map(re.escape, known)) or r"(?!)"
+    named = re.compile(rf"(?<![A-Za-z0-9_])(?:{inner})(?![A-Za-z0-9_])")
+    forms = ((_HOME_PATH, "a home path"), (named, "the name of this user or machine"))
+    return [
+        f"line {number}: {what}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        for form, what in forms
+        if form.search(line)
+    ]
 
 
 def mask_address(text: str) -> str:

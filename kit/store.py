@@ -14,7 +14,21 @@ from kit.errors import DiskFull, KitError, RunFolderLost
 from kit.manifest import RawFile
 
 SIGNATURE = "manifest.dsse.json"
-NOT_HASHED = {"manifest.json", SIGNATURE, "report.en.md", "report.zh.md", "pull-request.md"}
+NOT_HASHED = frozenset(
+    {
+        "manifest.json",
+        SIGNATURE,
+        "report.en.md",
+        "report.zh.md",
+        "pull-request.md",
+        "reproduction.json",
+        "reproduction.en.md",
+        "reproduction.zh.md",
+        "reproduction.svg",
+        "ro-crate-metadata.json",
+    }
+)
+EXPORTS = "export/"  # made from the manifest, by `nox -s export`
 RESERVE = ".reserve"
 RESERVE_BYTES = 8 << 20  # room for the last manifest when the disk is full
 
@@ -98,7 +112,7 @@ def hash_files(run: Path) -> dict[str, RawFile]:
     found = {}
     for path in sorted(p for p in run.rglob("*") if p.is_file() and not p.is_symlink()):
         name = path.relative_to(run).as_posix()
-        if name not in NOT_HASHED:
+        if name not in NOT_HASHED and not name.startswith(EXPORTS):
             found[name] = RawFile(sha256=sha256_file(path), bytes=path.stat().st_size)
     return found
 

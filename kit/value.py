@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +13,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kit.errors import BadFile, NotFound
+
+MAX_JSON_BYTES = 256 << 20
+MAX_JSON_DEPTH = 64
+_SHOWN_CHARACTERS = 120
+_SURELY_FINITE_DIGITS = 300
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Value(BaseModel):
@@ -26,16 +35,27 @@ def explain(error: ValidationError) -> str:
     first = error.errors()[0]
     path = ""
     for part in first["loc"]:
-        key = part if isinstance(part, int) or part.isprintable() else ascii(part)[1:-1]
-        path += f"[{key}]" if isinstance(key, int) else f".{key[:80]}"
+        path += f"[{part}]" if isinstance(part, int) else f".{one_line(part)}"
     more = error.error_count() - 1
     tail = f" (and {more} more)" if more else ""
     return f"{path.lstrip('.') or '(top)'}: {first['msg']}{tail}"
 
 
-def parse_value(cls: type[V], raw: Any, source: str) -> V:
-    """Build a value from parsed JSON or YAML; raise `BadFile` naming source and path inside."""
+def one_line(text: str) -> str:
+    """Return a text from a file as an error may show it: printable, on one line, not too long."""
+    shown = text[:_SHOWN_CHARACTERS]
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    return shown + ("…" if len(text) > _SHOWN_CHARACTERS else "")
+
+
+def parse_value(cls: type[V], raw: Any, source: str, *, strict: bool = False) -> V:
+    """Build a value from parsed JSON or YAML; raise `BadFile` naming source and path inside.
+
+    With `strict` a text is never taken for a number, so that "inf" is none either.
+    """
     try:
+        if strict:  # as JSON: there a list may stand for a tuple even so
+            return cls.model_validate_json(json.dumps(raw), strict=True)
         return cls.model_validate(raw)
     except ValidationError as error:
         raise BadFile(
@@ -44,27 +64,90 @@ def parse_value(cls: type[V], raw: Any, source: str) -> V:
 
 
 def read_text(path: Path, *, shown: str | None = None) -> str:
-    """Read a UTF-8 file; raise `NotFound` or `BadFile` with the file's name."""
+    """Read a UTF-8 file; raise `NotFound` or `BadFile` with the file's name.
+
+    More than `MAX_JSON_BYTES` are refused before they are decoded.
+    """
     name = shown or str(path)
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as source:
+            content = source.read(MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         raise NotFound(f"{name} is not there") from None
     except IsADirectoryError:
         raise NotFound(f"{name} is a folder, not a file") from None
+    except OSError as error:
+        raise NotFound(f"{name} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_JSON_BYTES:
+        raise BadFile(f"{name}: larger than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        return content.decode()
     except UnicodeDecodeError as error:
         raise BadFile(f"{name}: not UTF-8 at byte {error.start}") from None
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that holds an object; raise `BadFile` with file and place."""
+    """Parse a JSON file that holds an object; raise `BadFile` with file and place.
+
+    Stricter than Python's parser, so that every reader sees the same: no key twice in an object,
+    no NaN, no number beyond a float, no half of a character, no more than `MAX_JSON_DEPTH` levels.
+    """
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:  # the latter: nested too deeply
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_whole,
+        )
+        _check_depth(value)
+        if _SURROGATE.search(text):  # an escaped pair is one character, half a pair is none
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise BadFile(f"{path}: more than {MAX_JSON_DEPTH} levels deep") from None
+    except UnicodeEncodeError:
+        raise BadFile(f"{path}: an escape stands for half of a character") from None
+    except ValueError as error:
         raise BadFile(f"{path}: not JSON: {error}", hint="correct the file") from None
     if not isinstance(value, dict):
         raise BadFile(f"{path}: not an object", hint="correct the file")
     return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key `{one_line(twice)}` stands twice in one object")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{one_line(text)} is no finite number")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > _SURELY_FINITE_DIGITS:
+        _finite(text)  # a field that holds a float would make it infinite
+    return int(text)
+
+
+def _check_depth(value: Any) -> None:
+    """Raise `RecursionError` beyond the depth that every later step can carry."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, list | dict)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise RecursionError
 
 
 def load_yaml(path: Path, *, shown: str | None = None) -> Any:

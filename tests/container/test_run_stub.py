@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from commands import kit_words, objects_of_runs, only_manifest, quietly, run_kit
 
 from kit.errors import DiskFull, ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
+from kit.secret import find_private, private_names
 
 RUN = ("run", "exp1_prefix_cache", "--platform", "cpu", "--json")
 # a hit saves 0.4 s; times far above what a client that shares its cores adds
@@ -40,6 +42,8 @@ def test_planted_effect_is_supported_and_marked_as_stub(
     assert "stub_engine" in [n.code for n in manifest.notices]
     assert len(manifest.counted) == 12
     assert "stub stood in for vLLM" in (run / "report.en.md").read_text("utf-8")
+    text = (run / "manifest.json").read_text("utf-8")
+    assert find_private(text, {*private_names(), socket.gethostname(), str(ROOT)}) == []
 
 
 def test_prefix_that_changes_cannot_be_judged(
