@@ -1,10 +1,10 @@
-"""The token clock keeps its promise, with room for a busy machine; `bench` shows the exact one."""
+"""The token clock and the proxy keep their promises, with room for a busy machine."""
 
 from __future__ import annotations
 
 import pytest
 
-from kit.bench import BenchResult, bench, show
+from kit.bench import BenchResult, bench, bench_proxy, show, show_proxy
 
 
 def check(result: BenchResult, tokens: int) -> None:
@@ -42,3 +42,16 @@ def test_the_table_says_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
     assert shown[:4] == ["8", "burst", "0.010 / 0.300", "0.000 / 0.050"]
     assert shown[-1] == "no"
     assert result.model_copy(update={"ttft_error_p99_s": 0.0002}).ok
+
+
+@pytest.mark.parametrize("mode", ["staggered", "burst"])
+def test_the_proxy_adds_little(mode: str) -> None:
+    for attempt in range(3):
+        (cost,) = bench_proxy((64,), modes=(mode,), tokens=60)
+        show_proxy([cost])
+        if cost.ok or attempt == 2:
+            break
+    assert cost.tokens == 64 * 60
+    assert cost.proxy_token_p50_s > 0
+    assert cost.added_ttft_p99_s <= 0.003 * (1 if mode == "staggered" else 5)
+    assert cost.added_token_p99_s <= 0.003 * (1 if mode == "staggered" else 5)
