@@ -1,9 +1,8 @@
-"""How exact the load generator's clock is, and what the proxy adds, against a stub with a true log.
+"""How exact the load generator's clock is, measured against a stub that logs its own send times.
 
 Error = the client's reading minus the truth. The truth is the stub's: the kernel's stamp of the
 request's arrival, and the clock just before each chunk is written. Both run on one machine, so
-both read the same CLOCK_MONOTONIC. What the proxy adds is how much later than the truth the same
-load reads its tokens through it than without it.
+both read the same CLOCK_MONOTONIC.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import numpy as np
 
 from kit import console, paths, process
 from kit.errors import ClientFailed, ServerNotReady
-from kit.inside import proxy, stub
+from kit.inside import stub
 from kit.value import Value
 
 TTFT_S = 0.1
@@ -36,7 +35,6 @@ MODES = ("staggered", "burst")
 TTFT_TARGET_S = 0.0002
 ITL_TARGET_S = 0.0001
 CPU_TARGET_S = 0.05
-PROXY_TARGET_S = 0.0005
 _READY_S = 10.0
 
 
@@ -69,75 +67,6 @@ class BenchResult(Value):
             and self.itl_error_p99_s <= ITL_TARGET_S
             and self.cpu_s_per_1k_tokens <= CPU_TARGET_S
         )
-
-
-class ProxyCost(Value):
-    """Delays between stub and client in seconds: to the first token and back, and of each token.
-
-    `separate_cores` is false where the stub and the client share one, for lack of a third.
-    """
-
-    streams: int
-    mode: str
-    tokens: int
-    direct_ttft_p50_s: float
-    direct_ttft_p99_s: float
-    direct_token_p50_s: float
-    direct_token_p99_s: float
-    proxy_ttft_p50_s: float
-    proxy_ttft_p99_s: float
-    proxy_token_p50_s: float
-    proxy_token_p99_s: float
-    separate_cores: bool
-
-    @property
-    def added_ttft_p99_s(self) -> float:
-        return self.proxy_ttft_p99_s - self.direct_ttft_p99_s
-
-    @property
-    def added_token_p99_s(self) -> float:
-        return self.proxy_token_p99_s - self.direct_token_p99_s
-
-    @property
-    def ok(self) -> bool:
-        """Whether the targets are met."""
-        return max(self.added_ttft_p99_s, self.added_token_p99_s) <= PROXY_TARGET_S
-
-
-def bench_proxy(
-    streams: Sequence[int] = (64,), *, modes: Sequence[str] = MODES, tokens: int = 100
-) -> list[ProxyCost]:
-    """Measure the same load direct and through the proxy, which has a core of its own.
-
-    Raises `ServerNotReady` and `ClientFailed` as `bench` does.
-    """
-    results = []
-    for count in streams:
-        for mode in modes:
-            with tempfile.TemporaryDirectory(prefix="kit-bench-") as folder:
-                results.append(_measure_proxy(Path(folder), count, mode, tokens))
-    return results
-
-
-def show_proxy(results: Sequence[ProxyCost]) -> None:
-    """Print the results as a table, times in ms."""
-    columns = ["streams", "start", "TTFT direct p50/p99 ms", "TTFT proxy p50/p99 ms"]
-    columns += ["token direct p50/p99 ms", "token proxy p50/p99 ms"]
-    columns += ["added p99 TTFT/token ms", "within targets"]
-    rows = [
-        [
-            str(r.streams),
-            r.mode,
-            f"{r.direct_ttft_p50_s * 1e3:.3f} / {r.direct_ttft_p99_s * 1e3:.3f}",
-            f"{r.proxy_ttft_p50_s * 1e3:.3f} / {r.proxy_ttft_p99_s * 1e3:.3f}",
-            f"{r.direct_token_p50_s * 1e3:.3f} / {r.direct_token_p99_s * 1e3:.3f}",
-            f"{r.proxy_token_p50_s * 1e3:.3f} / {r.proxy_token_p99_s * 1e3:.3f}",
-            f"{r.added_ttft_p99_s * 1e3:.3f} / {r.added_token_p99_s * 1e3:.3f}",
-            "yes" if r.ok else "no",
-        ]
-        for r in results
-    ]
-    console.table("what the proxy adds, one replica", columns, rows)
 
 
 def bench(
@@ -183,39 +112,14 @@ def show(results: Sequence[BenchResult]) -> None:
 
 def _measure(folder: Path, streams: int, mode: str, tokens: int, stamps: str) -> BenchResult:
     cores = sorted(os.sched_getaffinity(0))
-    port = _free_port()
-    _write_inputs(folder, port, streams, mode, tokens, stamps)
-    with _stub(folder, port, cores[-1]):
-        began_s = _run_window(folder, cores[0])
+    port = free_port()
+    write_inputs(folder, port, streams, mode, tokens, stamps)
+    with running_stub(folder, port, cores[-1]):
+        began_s = run_window(folder, cores[0])
     return _compare(folder, streams, mode, began_s)
 
 
-def _measure_proxy(folder: Path, streams: int, mode: str, tokens: int) -> ProxyCost:
-    cores = sorted(os.sched_getaffinity(0))
-    server, own = cores[1 % max(1, len(cores) - 1)], cores[-1]
-    found = {}
-    for name in ("direct", "proxy"):
-        place = folder / name
-        place.mkdir()
-        port = _free_port()
-        with _stub(place, port, server), contextlib.ExitStack() as through:
-            if name == "proxy":
-                port = through.enter_context(_proxy(port, own))
-            _write_inputs(place, port, streams, mode, tokens, "auto")
-            _run_window(place, cores[0])
-        found[name] = _delays(place)
-    numbers = {
-        f"{name}_{what}_p{q}_s": float(np.quantile(seen, q / 100))
-        for name, delays in found.items()
-        for what, seen in zip(("ttft", "token"), delays, strict=True)
-        for q in (50, 99)
-    }
-    count = len(found["proxy"][1])
-    separate = len({cores[0], server, own}) == 3
-    return ProxyCost(streams=streams, mode=mode, tokens=count, separate_cores=separate, **numbers)
-
-
-def _run_window(folder: Path, core: int) -> float:
+def run_window(folder: Path, core: int) -> float:
     """Run the load on one core; return when it was started, CLOCK_MONOTONIC seconds."""
     began_s = time.monotonic()
     argv = [sys.executable, "-m", "kit.inside.window", str(folder / "spec.json")]
@@ -226,7 +130,7 @@ def _run_window(folder: Path, core: int) -> float:
     return began_s
 
 
-def _write_inputs(
+def write_inputs(
     folder: Path, port: int, streams: int, mode: str, tokens: int, stamps: str
 ) -> None:
     body = {"model": "stub", "prompt": "one two three", "max_tokens": tokens, "stream": True}
@@ -246,7 +150,7 @@ def _write_inputs(
 def _compare(folder: Path, streams: int, mode: str, began_s: float) -> BenchResult:
     load = json.loads((folder / "out" / "load.json").read_text("utf-8"))
     ttft_errors, itl_errors = [], []
-    for sample, true in _with_truth(folder):
+    for sample, true in with_truth(folder):
         read, sent = np.array(sample["chunk_s"]), np.array(true["chunk_s"])
         ttft_errors.append(abs((read[0] - sample["sent_s"]) - (sent[0] - true["arrived_s"])))
         itl_errors.append(np.abs(np.diff(read) - np.diff(sent)))
@@ -269,17 +173,7 @@ def _compare(folder: Path, streams: int, mode: str, began_s: float) -> BenchResu
     )
 
 
-def _delays(folder: Path) -> tuple[list[float], list[float]]:
-    """Return each request's delay to its first token and back, and each token's; in seconds."""
-    first, each = [], []
-    for sample, true in _with_truth(folder):
-        read, sent = np.array(sample["chunk_s"]), np.array(true["chunk_s"])
-        first.append(float((read[0] - sample["sent_s"]) - (sent[0] - true["arrived_s"])))
-        each += (read - sent).tolist()
-    return first, each
-
-
-def _with_truth(folder: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def with_truth(folder: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield what the load saw of each request with what the stub did. Raises `ClientFailed`."""
     truth = {t["id"]: t for t in _json_lines(folder / "stub_times.jsonl")}
     for sample in _json_lines(folder / "out" / "samples.jsonl"):
@@ -295,7 +189,7 @@ def _json_lines(path: Path) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -319,27 +213,18 @@ def _serve(main: Callable[[Sequence[str]], int], words: Sequence[str], core: int
 
 
 @contextlib.contextmanager
-def _stub(folder: Path, port: int, core: int) -> Iterator[None]:
+def running_stub(folder: Path, port: int, core: int) -> Iterator[None]:
     """Run the stub on its own core, from listening to its end."""
     times = str(folder / "stub_times.jsonl")
     config = {"port": port, "ttft_s": TTFT_S, "itl_s": ITL_S, "times_out": times}
     path = folder / "stub.json"
     path.write_text(json.dumps(config), "utf-8")
-    with _server(stub.main, [str(path)], port, core):
+    with running_server(stub.main, [str(path)], port, core):
         yield
 
 
 @contextlib.contextmanager
-def _proxy(stub_port: int, core: int) -> Iterator[int]:
-    """Run a proxy in front of a stub on its own core; yield its port."""
-    port = _free_port()
-    words = ["--host", "127.0.0.1", "--port", str(port), "--replica", f"127.0.0.1:{stub_port}"]
-    with _server(proxy.main, words, port, core):
-        yield port
-
-
-@contextlib.contextmanager
-def _server(
+def running_server(
     main: Callable[[Sequence[str]], int], words: Sequence[str], port: int, core: int
 ) -> Iterator[None]:
     context = multiprocessing.get_context("spawn")

@@ -253,9 +253,11 @@ def bench_command(
     as_json: Json = False,
 ) -> None:
     """Measure the load generator's own error against a stub with an exact schedule."""
-    from kit.bench import bench, bench_proxy, show, show_proxy
+    from kit.bench import bench, show
 
     if of_proxy:
+        from kit.bench_proxy import bench_proxy, show_proxy
+
         costs = bench_proxy(tuple(streams or (64,)))
         if as_json:
             console.data([cost.model_dump(mode="json") for cost in costs])

@@ -7,7 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import cast
 
 import httptools
@@ -268,5 +268,5 @@ def _too_large() -> Failure:
 
 
 def _log(trace: Trace) -> None:
-    told = {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(trace).items()}
+    told = {k: round(v, 6) if isinstance(v, float) else v for k, v in vars(trace).items()}
     print(json.dumps(told), flush=True)
