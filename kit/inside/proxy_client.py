@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
@@ -180,7 +180,7 @@ class Client(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive() and method != "HEAD"
         path, _, query = self._url.decode("latin-1").partition("?")
         request = Request(
-            id=self._header(b"x-request-id").decode("latin-1") or uuid.uuid4().hex,
+            id=self._header(b"x-request-id").decode("latin-1") or secrets.token_hex(16),
             method=method,
             path=path,
             query=query,

@@ -212,6 +212,8 @@ class Exchange(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if self.status < 200:
+            raise ValueError("an interim answer, which nobody asked for")
         self.streams = self._is_events and self.status == 200 and self._pass_on is not None
         self.between_events = True
 

@@ -333,6 +333,50 @@ def silent_port() -> Iterator[int]:
         yield int(listener.getsockname()[1])
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (b"nonsense\r\n\r\n", "bad_http"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", "bad_http"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "bad_http"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", "closed"),
+        (b"", "closed"),
+    ],
+)
+def test_a_leg_that_speaks_no_http_is_named(tmp_path: Path, said: bytes, kind: str) -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        words = ("--replica", f"127.0.0.1:{listener.getsockname()[1]}")
+        proxy = stack.enter_context(running_proxy(tmp_path, *words))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", proxy.port), 10))
+        client.sendall(request())
+        leg, _ = listener.accept()
+        leg.recv(65536)
+        leg.sendall(said)
+        leg.close()
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 502 ")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["type"], error["leg"]) == (kind, "replica0")
+
+
+def test_an_answer_that_ends_with_its_connection_is_whole(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        words = ("--replica", f"127.0.0.1:{listener.getsockname()[1]}")
+        proxy = stack.enter_context(running_proxy(tmp_path, *words))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", proxy.port), 10))
+        client.sendall(request().replace(b"Connection: close\r\n", b""))
+        leg, _ = listener.accept()
+        leg.recv(65536)
+        leg.sendall(b"HTTP/1.1 200 OK\r\n\r\nall there is")
+        leg.close()
+        received = b""
+        while piece := client.recv(65536):
+            received += piece
+    assert received == b"HTTP/1.1 200 OK\r\n\r\nall there is"
+
+
 @pytest.mark.parametrize("name", ["producer", "consumer"])
 @pytest.mark.parametrize(
     ("alive", "status", "kind"), [(True, 504, "deadline_answer"), (False, 502, "connect")]
