@@ -240,7 +240,7 @@ def attack(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the load generator's own error against a stub with an exact schedule."""
+    """Measure the load generator's own error; -- --proxy: what the proxy adds to a load."""
     kit(session, "bench", *session.posargs)
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +112,25 @@ def show(results: Sequence[BenchResult]) -> None:
 
 def _measure(folder: Path, streams: int, mode: str, tokens: int, stamps: str) -> BenchResult:
     cores = sorted(os.sched_getaffinity(0))
-    port = _free_port()
-    _write_inputs(folder, port, streams, mode, tokens, stamps)
-    with _stub(folder, port, cores[-1]), _pinned(cores[0]):
-        began_s = time.monotonic()
-        argv = [sys.executable, "-m", "kit.inside.window", str(folder / "spec.json")]
-        left = process.run(argv, cwd=paths.ROOT, timeout_s=600)
-    if not left.ok:
-        raise ClientFailed("the load generator ended with an error", detail=left.tail)
+    port = free_port()
+    write_inputs(folder, port, streams, mode, tokens, stamps)
+    with running_stub(folder, port, cores[-1]):
+        began_s = run_window(folder, cores[0])
     return _compare(folder, streams, mode, began_s)
 
 
-def _write_inputs(
+def run_window(folder: Path, core: int) -> float:
+    """Run the load on one core; return when it was started, CLOCK_MONOTONIC seconds."""
+    began_s = time.monotonic()
+    argv = [sys.executable, "-m", "kit.inside.window", str(folder / "spec.json")]
+    with _pinned(core):
+        left = process.run(argv, cwd=paths.ROOT, timeout_s=600)
+    if not left.ok:
+        raise ClientFailed("the load generator ended with an error", detail=left.tail)
+    return began_s
+
+
+def write_inputs(
     folder: Path, port: int, streams: int, mode: str, tokens: int, stamps: str
 ) -> None:
     body = {"model": "stub", "prompt": "one two three", "max_tokens": tokens, "stream": True}
@@ -142,14 +149,8 @@ def _write_inputs(
 
 def _compare(folder: Path, streams: int, mode: str, began_s: float) -> BenchResult:
     load = json.loads((folder / "out" / "load.json").read_text("utf-8"))
-    truth = {t["id"]: t for t in _json_lines(folder / "stub_times.jsonl")}
     ttft_errors, itl_errors = [], []
-    for sample in _json_lines(folder / "out" / "samples.jsonl"):
-        true = truth.get(sample["id"])
-        if sample["error"] or true is None or len(true["chunk_s"]) != len(sample["chunk_s"]):
-            raise ClientFailed(
-                f"the generator lost tokens of {sample['id']}", detail=str(sample["error"])
-            )
+    for sample, true in with_truth(folder):
         read, sent = np.array(sample["chunk_s"]), np.array(true["chunk_s"])
         ttft_errors.append(abs((read[0] - sample["sent_s"]) - (sent[0] - true["arrived_s"])))
         itl_errors.append(np.abs(np.diff(read) - np.diff(sent)))
@@ -172,11 +173,23 @@ def _compare(folder: Path, streams: int, mode: str, began_s: float) -> BenchResu
     )
 
 
+def with_truth(folder: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield what the load saw of each request with what the stub did. Raises `ClientFailed`."""
+    truth = {t["id"]: t for t in _json_lines(folder / "stub_times.jsonl")}
+    for sample in _json_lines(folder / "out" / "samples.jsonl"):
+        true = truth.get(sample["id"])
+        if sample["error"] or true is None or len(true["chunk_s"]) != len(sample["chunk_s"]):
+            raise ClientFailed(
+                f"the generator lost tokens of {sample['id']}", detail=str(sample["error"])
+            )
+        yield sample, true
+
+
 def _json_lines(path: Path) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -192,19 +205,30 @@ def _pinned(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _serve(config: Path, core: int) -> None:
+def _serve(main: Callable[[Sequence[str]], int], words: Sequence[str], core: int) -> None:
     os.sched_setaffinity(0, {core})
-    sys.exit(stub.main([str(config)]))
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        status = main(words)  # stdout is for the results
+    sys.exit(status)
 
 
 @contextlib.contextmanager
-def _stub(folder: Path, port: int, core: int) -> Iterator[None]:
+def running_stub(folder: Path, port: int, core: int) -> Iterator[None]:
     """Run the stub on its own core, from listening to its end."""
     times = str(folder / "stub_times.jsonl")
     config = {"port": port, "ttft_s": TTFT_S, "itl_s": ITL_S, "times_out": times}
     path = folder / "stub.json"
     path.write_text(json.dumps(config), "utf-8")
-    server = multiprocessing.get_context("spawn").Process(target=_serve, args=(path, core))
+    with running_server(stub.main, [str(path)], port, core):
+        yield
+
+
+@contextlib.contextmanager
+def running_server(
+    main: Callable[[Sequence[str]], int], words: Sequence[str], port: int, core: int
+) -> Iterator[None]:
+    context = multiprocessing.get_context("spawn")
+    server = context.Process(target=_serve, args=(main, words, core))
     server.start()
     try:
         _wait_listening(port)
@@ -220,4 +244,4 @@ def _wait_listening(port: int) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return
         time.sleep(0.02)
-    raise ServerNotReady(f"the stub did not listen within {_READY_S:g} s")
+    raise ServerNotReady(f"port {port} was not listened on within {_READY_S:g} s")

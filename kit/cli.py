@@ -355,11 +355,23 @@ def bench_command(
     streams: Annotated[
         list[int] | None, typer.Option(help="Concurrent streams; may be given again.")
     ] = None,
+    of_proxy: Annotated[
+        bool, typer.Option("--proxy", help="Measure what the kit's proxy adds instead.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure the load generator's own error against a stub with an exact schedule."""
     from kit.bench import bench, show
 
+    if of_proxy:
+        from kit.bench_proxy import bench_proxy, show_proxy
+
+        costs = bench_proxy(tuple(streams or (64,)))
+        if as_json:
+            console.data([cost.model_dump(mode="json") for cost in costs])
+        else:
+            show_proxy(costs)
+        return
     results = bench(tuple(streams or (64, 256)))
     if as_json:
         console.data([r.model_dump(mode="json") for r in results])

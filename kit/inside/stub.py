@@ -25,6 +25,7 @@ import uvloop
 from .clock import NS, Alarm, Arrivals, Clock
 from .stub_config import BadStub, StubConfig, parse_config_text, parse_serve
 from .stub_engine import Engine, Service, prompt_tokens_of
+from .stub_frames import Frames, usage_of
 from .stub_pages import VERSION, metrics_text, models, server_info
 from .stub_wire import Wire, chunked, json_answer
 
@@ -113,6 +114,7 @@ class Stub:
             ("GET", "/server_info"): lambda: server_info(engine, name),
             ("POST", "/reset_prefix_cache"): lambda: engine.reset_cache(),
             ("POST", "/tokenize"): lambda: _tokenize(body),
+            ("POST", "/detokenize"): lambda: _detokenize(body),
         }
         found = pages.get((method, path))
         if found is None:
@@ -123,6 +125,10 @@ class Stub:
 def _tokenize(body: bytes) -> dict[str, Any]:
     tokens = prompt_tokens_of(json.loads(body))
     return {"count": len(tokens), "tokens": list(range(len(tokens))), "max_model_len": 8192}
+
+
+def _detokenize(body: bytes) -> dict[str, Any]:
+    return {"prompt": " ".join(f"w{token}" for token in json.loads(body)["tokens"])}
 
 
 class Connection:
@@ -212,6 +218,7 @@ class Answer:
         self.ended = False
         self._stub = stub
         self._wire = wire
+        self._body = body
         self._streamed = body.get("stream") is True
         options = body.get("stream_options")
         self._wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
@@ -226,12 +233,14 @@ class Answer:
         self._base_ns = base_ns
         if service.fault == "fail":
             stub.alarm.at(base_ns + service.offsets_ns[0], self._refuse)
+        elif service.fault == "stuck":
+            return  # in flight until the client gives up
         elif not self._streamed:
             stub.alarm.at(base_ns + service.offsets_ns[-1], self._answer_whole)
         else:
             first = self._wire.event_stream_head()
             if self._is_chat and stub.config.role_only_first:
-                first += chunked(self._event(self._choice("", None, role="assistant")))
+                first += chunked(self._frames().event("", None, role="assistant"))
             self._wire.send(first)
             stub.alarm.at(base_ns + service.offsets_ns[0], self._emit)
 
@@ -241,22 +250,23 @@ class Answer:
         index, service = self._next, self.service
         last = index + 1 == len(service.texts)
         reason = service.finish_reason if last else None
-        data = chunked(self._event(self._choice(service.texts[index], reason)))
+        data = chunked(self._frames().event(service.texts[index], reason))
         self.sent_ns.append(self._stub.now_ns())
         self._wire.send(data)
         self._next += 1
         if not last:
             self._stub.alarm.at(self._base_ns + service.offsets_ns[self._next], self._emit)
             return
-        tail = chunked(self._event([], self._usage())) if self._wants_usage else b""
+        tail = b""
+        if self._wants_usage:
+            tail = chunked(self._frames().event("", None, usage=usage_of(service)))
         self._wire.send_last(tail + chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         self._end(service.finish_reason)
 
     def _planted(self) -> bool:
         """Act out a fault of this request or of the server when its moment has come."""
-        config, fault, sent = self._stub.config, self.service.fault, self._next
-        if config.die_after_requests is not None and self.number + 1 >= config.die_after_requests:
-            os._exit(config.die_exit_code)
+        fault, sent = self.service.fault, self._next
+        self._die_as_planned()
         if fault == "reset" and sent == 1:
             self._wire.reset()
         elif fault == "early_eof" and sent == (len(self.service.texts) + 1) // 2:
@@ -268,6 +278,12 @@ class Answer:
             return fault == "hang" and sent == 1
         self._end("abort")
         return True
+
+    def _die_as_planned(self) -> None:
+        config = self._stub.config
+        planned = config.die_after_requests
+        if self.service.fault == "die" or (planned is not None and self.number + 1 >= planned):
+            os._exit(config.die_exit_code)
 
     def _refuse(self) -> None:
         if self.ended:
@@ -282,11 +298,26 @@ class Answer:
     def _answer_whole(self) -> None:
         if self.ended:
             return
+        self._die_as_planned()
+        service, transfer = self.service, self._stub.engine.transfer
+        params = transfer.handed_over(
+            self._body, service.prompt_tokens, self.request_id, service.finish_reason
+        )
+        frame = self._frames().whole(service, params, has_params=transfer.role is not None)
+        data = json_answer(200, frame)
         self.sent_ns.append(self._stub.now_ns())
-        text = "".join(self.service.texts)
-        choice = self._choice(text, self.service.finish_reason, role="assistant", whole=True)
-        self._wire.send_last(json_answer(200, self._frame(choice, self._usage())))
-        self._end(self.service.finish_reason)
+        if service.fault == "hang":
+            return
+        if service.fault in ("reset", "early_eof"):
+            self._wire.send(data[: len(data) // 2])
+            (self._wire.reset if service.fault == "reset" else self._wire.close)()
+            self._end("abort")
+            return
+        self._wire.send_last(data if service.fault is None else json_answer(200, '{"choices": ['))
+        self._end(service.finish_reason)
+
+    def _frames(self) -> Frames:
+        return Frames(self.request_id or str(self.number), self._stub.config.model, self._is_chat)
 
     def abort(self) -> None:
         """The client has gone."""
@@ -296,44 +327,6 @@ class Answer:
     def _end(self, reason: str) -> None:
         self.ended = True
         self._stub.on_ended(self, reason)
-
-    # -- frames ----------------------------------------------------------------------------
-
-    def _choice(
-        self, text: str, reason: str | None, *, role: str | None = None, whole: bool = False
-    ) -> list[dict[str, Any]]:
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason}
-        if self._is_chat:
-            content = {"role": role, "content": text} if role else {"content": text}
-            choice["message" if whole else "delta"] = content
-        else:
-            choice["text"] = text
-        return [choice]
-
-    def _frame(
-        self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        return {
-            "id": f"cmpl-{self.request_id or self.number}",
-            "object": kind,
-            "created": 0,
-            "model": self._stub.config.model,
-            "choices": choices,
-            "usage": usage,
-        }
-
-    def _event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
-        return b"data: " + json.dumps(self._frame(choices, usage)).encode() + b"\n\n"
-
-    def _usage(self) -> dict[str, Any]:
-        service = self.service
-        return {
-            "prompt_tokens": service.prompt_tokens,
-            "completion_tokens": service.reported_tokens,
-            "total_tokens": service.prompt_tokens + service.reported_tokens,
-            "prompt_tokens_details": {"cached_tokens": service.cached_tokens},
-        }
 
 
 async def serve(config: StubConfig, arguments: dict[str, Any]) -> None:

@@ -71,6 +71,15 @@ class StubConfig:
     bad_json_fraction: float = 0.0
     hang_fraction: float = 0.0
     counters_reset_after: int | None = None
+    kv_drop: str = ""
+    """As a producer: this field is missing in kv_transfer_params; `all`: there are none."""
+    kv_full_blocks_only: bool = False
+    """As a producer: hand over only full blocks, as old releases do: none of a short prompt."""
+    kv_expired_per_request: float = 0.0
+    """As a producer: blocks whose lease ended before they were fetched."""
+    kv_transfer_disabled: bool = False
+    """As a consumer: compute the prompt without a word instead of fetching its blocks."""
+    kv_bytes_per_token: int = 1024
     die_at_start_s: float | None = None
     die_after_requests: int | None = None
     die_exit_code: int = 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from .clock import NS
 from .stub_config import StubConfig, holds
+from .stub_transfer import Transfer
 
 FAULTS = ("fail", "reset", "early_eof", "bad_json", "hang")
 
@@ -23,6 +24,7 @@ class Service:
 
     prompt_tokens: int
     cached_tokens: int
+    external_tokens: int
     texts: tuple[str, ...]
     tokens: int
     reported_tokens: int
@@ -83,6 +85,7 @@ class Engine:
         limit = arguments.get("max_num_seqs", config.max_num_seqs)
         self.max_running = int(limit) if limit is not None else None
         self.cache = PrefixCache(int(arguments.get("block_size") or config.block_tokens))
+        self.transfer = Transfer(config, self.arguments, self.block_tokens)
         self.running: dict[int, int] = {}  # request number -> tokens that it holds
         self.waiting = 0
         self.counts: defaultdict[str, float] = defaultdict(float)
@@ -109,9 +112,21 @@ class Engine:
         tokens = prompt_tokens_of(body)
         cached = self.cache.take(tokens) if self.prefix_caching else 0
         draw = random.Random(f"{self.config.seed}:{number}")  # noqa: S311 - not a secret
-        service = self._serve(body, number, len(tokens), cached, draw)
+        external = len(tokens) - cached if self._fetches(body, len(tokens) - cached) else 0
+        service = self._serve(body, number, len(tokens), cached, external, draw)
         self._count_prompt(service)
         return number, service
+
+    def _fetches(self, body: Mapping[str, Any], tokens: int) -> bool:
+        """Whether these tokens of the prompt come from a producer; vLLM calls them hits anyway."""
+        if not self.transfer.fetches(body):
+            return False
+        self.counts["external_queries"] += tokens
+        self.counts["external_hits"] += tokens
+        if self.config.kv_transfer_disabled:
+            return False
+        self.transfer.count_fetched(self.counts, tokens)
+        return True
 
     def _serve(
         self,
@@ -119,6 +134,7 @@ class Engine:
         number: int,
         prompt: int,
         cached: int,
+        external: int,
         draw: random.Random,
     ) -> Service:
         config = self.config
@@ -128,27 +144,29 @@ class Engine:
         if draw.random() < config.bimodal_fraction:
             noise *= config.bimodal_factor
         ttft_s = config.ttft_s * (1 + config.drift_per_request * number)
-        ttft_s += config.ttft_per_token_s * (prompt - cached)
+        ttft_s += config.ttft_per_token_s * (prompt - cached - external)
         first_ns = ttft_s * self._ttft_factor * noise * NS
         step_ns = config.itl_s * self._itl_factor * noise * NS
         texts = _chunk_texts(count, config.tokens_per_chunk)
         return Service(
             prompt_tokens=prompt,
             cached_tokens=cached,
+            external_tokens=external,
             texts=texts,
             tokens=count,
             reported_tokens=max(1, round(count * config.usage_factor)),
             offsets_ns=tuple(round(first_ns + step_ns * i) for i in range(len(texts))),
             finish_reason="length" if count == asked else "stop",
-            fault=_draw_fault(config, draw),
+            fault=self.transfer.harm(body) or _draw_fault(config, draw),
         )
 
     def _count_prompt(self, service: Service) -> None:
         count = self.counts
-        computed = service.prompt_tokens - service.cached_tokens
+        computed = service.prompt_tokens - service.cached_tokens - service.external_tokens
         count["prompt_tokens"] += service.prompt_tokens
         count["local_compute"] += computed
         count["local_cache_hit"] += service.cached_tokens
+        count["external_kv_transfer"] += service.external_tokens
         if self.prefix_caching:
             count["prefix_queries"] += service.prompt_tokens
             count["prefix_hits"] += service.cached_tokens
@@ -174,6 +192,7 @@ class Engine:
             return
         self.counts["generation_tokens"] += service.tokens
         self.counts["preemptions"] += self.config.preemptions_per_request
+        self.counts["nixl_expired"] += self.config.kv_expired_per_request
         self._count_drafts(service.tokens)
 
     def _count_drafts(self, tokens: int) -> None:

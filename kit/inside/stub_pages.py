@@ -78,8 +78,9 @@ def metrics_text(engine: Engine, model: str) -> str:
         lines += [f"# HELP {family} {name.replace('_', ' ')}.", f"# TYPE {family} {kind}"]
         for labels, value in series:
             told = {"engine": "0", "model_name": model, **labels}
+            part = told.pop("part", "")  # of a histogram
             inner = ",".join(f'{key}="{value}"' for key, value in told.items())
-            lines.append(f"{family}{{{inner}}} {float(value)}")
+            lines.append(f"{family}{part}{{{inner}}} {float(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -110,6 +111,8 @@ def _families(engine: Engine) -> Iterator[tuple[str, str, _Series]]:
         yield "spec_decode_num_drafts", "counter", one(count["drafts"])
         yield "spec_decode_num_draft_tokens", "counter", one(count["draft_tokens"])
         yield "spec_decode_num_accepted_tokens", "counter", one(count["accepted"])
+    if engine.transfer.role is not None:
+        yield from _transfer_families(engine)
     info = {
         "block_size": str(engine.block_tokens),
         "cache_dtype": str(engine.arguments.get("kv_cache_dtype", "auto")),
@@ -118,6 +121,29 @@ def _families(engine: Engine) -> Iterator[tuple[str, str, _Series]]:
         "kv_cache_size_tokens": str(engine.kv_blocks * engine.block_tokens),
     }
     yield "cache_config_info", "gauge", [(info, 1)]
+
+
+def _transfer_families(engine: Engine) -> Iterator[tuple[str, str, _Series]]:
+    """Yield what vLLM's NixlConnector counts; a histogram with its last bucket only."""
+    count, n = engine.counts, engine.counts["nixl_transfers"]
+    sums = {
+        "nixl_xfer_time_seconds": count["nixl_seconds"],
+        "nixl_post_time_seconds": 0.0,
+        "nixl_bytes_transferred": count["nixl_bytes"],
+        "nixl_num_descriptors": count["nixl_descriptors"],
+    }
+    for name, total in sums.items():
+        bucket = {"part": "_bucket", "le": "+Inf"}
+        yield name, "histogram", [(bucket, n), ({"part": "_sum"}, total), ({"part": "_count"}, n)]
+    counters = {
+        "nixl_num_failed_transfers": 0.0,
+        "nixl_num_failed_notifications": 0.0,
+        "nixl_num_kv_expired_reqs": math.floor(count["nixl_expired"]),
+        "external_prefix_cache_queries": count["external_queries"],
+        "external_prefix_cache_hits": count["external_hits"],
+    }
+    for name, value in counters.items():
+        yield name, "counter", [({}, value)]
 
 
 def models(model: str, max_model_len: int = 8192) -> dict[str, Any]:

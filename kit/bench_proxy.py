@@ -1,0 +1,185 @@
+"""What the proxy costs: the same load against the same stub, direct and through it.
+
+A delay is how much later than the truth the client reads; the truth is the stub's own log, as in
+`kit.bench`. What the proxy adds is the difference of the two loads' quantiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from kit import console
+from kit.bench import (
+    MODES,
+    free_port,
+    run_window,
+    running_server,
+    running_stub,
+    with_truth,
+    write_inputs,
+)
+from kit.inside import proxy
+from kit.value import Value
+
+PROXY_TARGET_S = 0.0005
+_TICK_S = 0.002
+
+
+class ProxyCost(Value):
+    """Delays between stub and client in seconds: to the first token and back, and of each token.
+
+    `separate_cores` is false where the stub and the client share one, for lack of a third;
+    `noise_p99_s` is how late a timer beside the proxy woke up: what other programs cost there.
+    """
+
+    streams: int
+    mode: str
+    tokens: int
+    direct_ttft_p50_s: float
+    direct_ttft_p99_s: float
+    direct_token_p50_s: float
+    direct_token_p99_s: float
+    proxy_ttft_p50_s: float
+    proxy_ttft_p99_s: float
+    proxy_token_p50_s: float
+    proxy_token_p99_s: float
+    separate_cores: bool
+    noise_p99_s: float
+
+    @property
+    def added_ttft_p99_s(self) -> float:
+        return self.proxy_ttft_p99_s - self.direct_ttft_p99_s
+
+    @property
+    def added_token_p99_s(self) -> float:
+        return self.proxy_token_p99_s - self.direct_token_p99_s
+
+    @property
+    def ok(self) -> bool:
+        """Whether the targets are met."""
+        return max(self.added_ttft_p99_s, self.added_token_p99_s) <= PROXY_TARGET_S
+
+
+def bench_proxy(
+    streams: Sequence[int] = (64,), *, modes: Sequence[str] = MODES, tokens: int = 100
+) -> list[ProxyCost]:
+    """Measure the same load direct and through the proxy, which has a core of its own.
+
+    Raises `ServerNotReady` and `ClientFailed` as `bench` does.
+    """
+    results = []
+    for count in streams:
+        for mode in modes:
+            with tempfile.TemporaryDirectory(prefix="kit-bench-") as folder:
+                results.append(_measure_proxy(Path(folder), count, mode, tokens))
+    return results
+
+
+def show_proxy(results: Sequence[ProxyCost]) -> None:
+    """Print the results as a table, times in ms."""
+    columns = ["streams", "start", "TTFT direct p50/p99 ms", "TTFT proxy p50/p99 ms"]
+    columns += ["token direct p50/p99 ms", "token proxy p50/p99 ms"]
+    columns += ["added p99 TTFT/token ms", "core noise p99 ms", "within targets"]
+    rows = [
+        [
+            str(r.streams),
+            r.mode,
+            f"{r.direct_ttft_p50_s * 1e3:.3f} / {r.direct_ttft_p99_s * 1e3:.3f}",
+            f"{r.proxy_ttft_p50_s * 1e3:.3f} / {r.proxy_ttft_p99_s * 1e3:.3f}",
+            f"{r.direct_token_p50_s * 1e3:.3f} / {r.direct_token_p99_s * 1e3:.3f}",
+            f"{r.proxy_token_p50_s * 1e3:.3f} / {r.proxy_token_p99_s * 1e3:.3f}",
+            f"{r.added_ttft_p99_s * 1e3:.3f} / {r.added_token_p99_s * 1e3:.3f}",
+            f"{r.noise_p99_s * 1e3:.3f}",
+            "yes" if r.ok else "no",
+        ]
+        for r in results
+    ]
+    console.table("what the proxy adds, one replica", columns, rows)
+
+
+def _measure_proxy(folder: Path, streams: int, mode: str, tokens: int) -> ProxyCost:
+    cores = sorted(os.sched_getaffinity(0))
+    server, own = cores[1 % max(1, len(cores) - 1)], cores[-1]
+    found = {}
+    noise: list[float] = []
+    for name in ("direct", "proxy"):
+        place = folder / name
+        place.mkdir()
+        port = free_port()
+        with running_stub(place, port, server), contextlib.ExitStack() as through:
+            if name == "proxy":
+                port = through.enter_context(_proxy(port, own))
+                through.enter_context(_watched(own, noise))
+            write_inputs(place, port, streams, mode, tokens, "auto")
+            run_window(place, cores[0])
+        found[name] = _delays(place)
+    numbers = {
+        f"{name}_{what}_p{q}_s": float(np.quantile(seen, q / 100))
+        for name, delays in found.items()
+        for what, seen in zip(("ttft", "token"), delays, strict=True)
+        for q in (50, 99)
+    }
+    return ProxyCost(
+        streams=streams,
+        mode=mode,
+        tokens=len(found["proxy"][1]),
+        separate_cores=len({cores[0], server, own}) == 3,
+        noise_p99_s=float(np.quantile(noise, 0.99)),
+        **numbers,
+    )
+
+
+def _delays(folder: Path) -> tuple[list[float], list[float]]:
+    """Return each request's delay to its first token and back, and each token's; in seconds."""
+    t0_s = json.loads((folder / "out" / "load.json").read_text("utf-8"))["t0_monotonic_s"]
+    first, each = [], []
+    for sample, true in with_truth(folder):
+        read, sent = np.array(sample["chunk_s"]), np.array(true["chunk_s"])
+        first.append(float((read[0] - sample["sent_s"]) - (sent[0] - true["arrived_s"])))
+        each += (t0_s + read - sent).tolist()
+    return first, each
+
+
+@contextlib.contextmanager
+def _proxy(stub_port: int, core: int) -> Iterator[int]:
+    """Run a proxy in front of a stub on its own core; yield its port."""
+    port = free_port()
+    words = ["--host", "127.0.0.1", "--port", str(port), "--replica", f"127.0.0.1:{stub_port}"]
+    with running_server(proxy.main, words, port, core):
+        yield port
+
+
+@contextlib.contextmanager
+def _watched(core: int, noise: list[float]) -> Iterator[None]:
+    """Let a timer run on a core; its delays, in seconds, are in `noise` after the block."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    watcher = context.Process(target=_watch, args=(theirs, core))
+    watcher.start()
+    try:
+        yield
+        ours.send(None)
+        noise += ours.recv()
+    finally:
+        watcher.terminate()
+        watcher.join()
+
+
+def _watch(end: Connection, core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    late = []
+    while not end.poll():
+        began_s = time.monotonic()
+        time.sleep(_TICK_S)
+        late.append(time.monotonic() - began_s - _TICK_S)
+    end.send(late)
