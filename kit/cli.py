@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from kit import console, engine, engine_setup, owner
+from kit.cli_check import check_command
+from kit.cli_fit import fit_command
 from kit.cli_images import Json, add_image_commands
 from kit.errors import Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
@@ -77,6 +79,9 @@ def run_command(
     aa: Annotated[
         bool, typer.Option("--aa", help="Baseline against itself: the noise of this machine.")
     ] = False,
+    shared_device: Annotated[
+        bool, typer.Option("--shared-device", help="All engines on one device: no verdict.")
+    ] = False,
     seed: Seed = 1,
     out: Out = RUNS,
     ready_timeout: ReadyTimeout = None,
@@ -94,6 +99,7 @@ def run_command(
         spare_pairs=0 if quick else _spare(replicates, spare),
         seed=seed,
         against_itself=aa,
+        shared_device=shared_device,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
         stub=None if stub is None else load_json(stub),
@@ -404,6 +410,8 @@ def sweep_command() -> None:
 
 
 add_image_commands(app)
+app.command("fit")(fit_command)
+app.command("check")(check_command)
 
 
 def _show_variants(words: list[str]) -> None:
