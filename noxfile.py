@@ -203,6 +203,18 @@ def models(session: nox.Session) -> None:
 
 
 @nox.session
+def fit(session: nox.Session) -> None:
+    """Say whether a model fits on devices and how it may be split: fit -- MODEL DEVICES."""
+    kit(session, "fit", *session.posargs)
+
+
+@nox.session
+def check(session: nox.Session) -> None:
+    """Check a stack of compose/ before it starts: ports, devices, side channels: check -- pd."""
+    kit(session, "check", *session.posargs)
+
+
+@nox.session
 def use(session: nox.Session) -> None:
     """Write compose/.env for plain `docker compose`: use -- IMAGE [--model ID]."""
     kit(session, "use", *session.posargs)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import BadFile
-from kit.experiment import Experiment, find_refusal
+from kit.experiment import Condition, Experiment, Precondition, find_refusal
 from kit.guard import GuardResult, check_replicate, check_same_prompts, foreign_share
 from kit.manifest import Replicate
 from kit.measure import Measure, Raw, Reading, load_raw
 from kit.notice import Notice, notice
-from kit.plan import Plan
+from kit.plan import Plan, PlannedArm
 from kit.quality import Compared, check_quality, compare_pairs
 from kit.verdict import (
     Effect,
@@ -110,6 +110,8 @@ def conclude(
         aside = []  # the spare ones did not suffice, so every pair counts, the spoiled too
     counted = [r for r in read if r.pair not in aside]
     whole = [r for r in counted if r.replicate in raws]
+    compared = compare_pairs(experiment.comparisons, _raw_pairs(whole, raws))
+    guards = (*check_preconditions(plan.preconditions, whole, compared), *guards)
     confounders = tuple(_confounders(plan, whole, raws))
     pairs, missing = primary_pairs(plan, counted)
     effect = effect_of(plan.hypothesis, pairs)
@@ -118,7 +120,6 @@ def conclude(
             plan.acted, {(r.role, x.name, r.replicate): x for r in whole for x in r.readings}
         )
     )
-    compared = compare_pairs(experiment.comparisons, _raw_pairs(whole, raws))
     verdict = judge(
         plan.hypothesis,
         effect=effect,
@@ -130,6 +131,9 @@ def conclude(
         quality=check_quality(plan.quality, compared),
         stopping=plan.stopping,
     )
+    if plan.shared_device and verdict.word in ("supported", "not supported"):
+        words = "a shared device, not a performance result"
+        verdict = Verdict(word="inconclusive", reason=words)
     notices = list(_notices(plan, counted, raws, telemetry, missing))
     if aside:
         notices.append(notice("pairs_set_aside", f"{len(aside)}"))
@@ -313,19 +317,77 @@ def lag_scale_s(primary: Reading | None, raw: Raw) -> float | None:
     return statistics.median(spans) if spans else None
 
 
-def _confounders(plan: Plan, replicates: Sequence[Replicate], raws: Mapping[int, Raw]) -> list[str]:
-    """Compare what the engines resolved and what was seen around them."""
-    resolved: dict[str, list[dict[str, Any]]] = {"baseline": [], "candidate": []}
-    unknown = []
-    around = _surroundings(replicates)
-    for r in replicates:
-        info = raws[r.replicate].server_info
-        if not info:
-            unknown.append(f"the resolved configuration of replicate {r.replicate} is unknown")
-        resolved[r.role].append({**comparable(flatten(info)), **around[r.replicate]})
-    return unknown + find_confounders(
-        resolved, (*plan.consequences, *_own_differences(plan, replicates))
+def check_preconditions(
+    preconditions: Sequence[Precondition],
+    replicates: Sequence[Replicate],
+    compared: Sequence[Compared],
+) -> list[GuardResult]:
+    """Check what must hold before any number counts; what is unknown does not hold."""
+    found = []
+    for each in preconditions:
+        if isinstance(each.holds, Condition):
+            asked = each.holds
+            seen = [
+                (r.replicate, _reading(r, asked.measure)) for r in replicates if r.role == asked.arm
+            ]
+        else:
+            name = each.holds.comparison
+            seen = [
+                (_of_pair(replicates, one.pair), next(r for r in one.readings if r.name == name))
+                for one in compared
+            ]
+        found += [_precondition(each, replicate, reading) for replicate, reading in seen]
+    return found
+
+
+def _of_pair(replicates: Sequence[Replicate], pair: int) -> int:
+    return next(r.replicate for r in replicates if (r.pair, r.role) == (pair, "candidate"))
+
+
+def _precondition(each: Precondition, replicate: int, reading: Reading | None) -> GuardResult:
+    value = None if reading is None else reading.value
+    why = f"{value:g}" if value is not None else (reading.reason if reading else "it was not read")
+    ok = value is not None and each.holds.holds(value)
+    text = f"{each.holds} was asked, and seen: {why} (replicate {replicate})"
+    return GuardResult(
+        name="precondition",
+        replicate=replicate,
+        ok=ok,
+        seen=value,
+        limit=each.holds.value,
+        text=text if ok else f"{each.otherwise}: {text}",
+        source=reading.sources[0] if reading and reading.sources else "",
     )
+
+
+def _confounders(plan: Plan, replicates: Sequence[Replicate], raws: Mapping[int, Raw]) -> list[str]:
+    """Compare what the engines resolved and what was seen around them, engine by engine.
+
+    Engines are compared in the order in which their topologies name them; where an arm has fewer,
+    its last one is compared with the others' rest.
+    """
+    engines = {a.role: plan.topology_of(a.role).engines for a in plan.arms}
+    declared = (*plan.consequences, *_own_differences(plan, replicates))
+    found = []
+    for place in range(max(map(len, engines.values()))):
+        leg: dict[str, str] = {
+            role: names[min(place, len(names) - 1)] for role, names in engines.items()
+        }
+        resolved: dict[str, list[dict[str, Any]]] = {"baseline": [], "candidate": []}
+        around = _surroundings(replicates, leg, others=place == 0)
+        for r in replicates:
+            raw = raws[r.replicate]
+            info = raw.legs.get(leg[r.role], {}) if raw.legs else raw.server_info
+            if not info:
+                whose = f"of `{leg[r.role]}` " if raw.legs else ""
+                found.append(
+                    f"the resolved configuration {whose}of replicate {r.replicate} is unknown"
+                )
+            resolved[r.role].append({**comparable(flatten(info)), **around[r.replicate]})
+        names = list(dict.fromkeys(leg.values()))
+        where = f"{' / '.join(names)}: " if max(map(len, engines.values())) > 1 else ""
+        found += [f"{where}{each}" for each in find_confounders(resolved, declared)]
+    return found
 
 
 NEVER_EQUAL = (
@@ -350,16 +412,26 @@ def comparable(info: Mapping[str, Any]) -> dict[str, Any]:
 SEEN_ELSEWHERE = ("vllm_config", "vllm_env")  # facts that /server_info tells path by path
 
 
-def _surroundings(replicates: Sequence[Replicate]) -> dict[int, dict[str, Any]]:
-    """Return each replicate's facts that must agree, flat; what one of them lacks is left out."""
-    each = {
-        r.replicate: {
-            f"facts.{f.service}.{f.group}.{f.name}": f.value
+def _surroundings(
+    replicates: Sequence[Replicate], leg: Mapping[str, str], *, others: bool
+) -> dict[int, dict[str, Any]]:
+    """Return each replicate's facts that must agree, flat; what one of them lacks is left out.
+
+    `leg` is the engine of each arm, by role; it goes by the baseline's name. With `others` the
+    services that are no engines are told as well.
+    """
+    engines = {str(f.service) for r in replicates for f in r.facts if f.group == "vllm"}
+
+    def told(r: Replicate) -> dict[str, Any]:
+        return {
+            f"facts.{leg['baseline'] if f.service == leg[r.role] else f.service}"
+            f".{f.group}.{f.name}": f.value
             for f in r.facts
             if f.match == "must" and f.value is not None and f.name not in SEEN_ELSEWHERE
+            if f.service == leg[r.role] or (others and str(f.service) not in engines)
         }
-        for r in replicates
-    }
+
+    each = {r.replicate: told(r) for r in replicates}
     known = set.intersection(*map(set, each.values())) if each else set()
     return {
         number: flatten_all({path: value for path, value in facts.items() if path in known})
@@ -375,14 +447,23 @@ def flatten_all(values: Mapping[str, Any]) -> dict[str, Any]:
 def _own_differences(plan: Plan, replicates: Sequence[Replicate]) -> list[str]:
     """Return the paths in which the arms must differ because the plan itself says so."""
     baseline, candidate = plan.arms
-    names = {*baseline.env, *candidate.env}
-    changed = sorted(n for n in names if baseline.env.get(n) != candidate.env.get(n))
+    ours, theirs = (_environments(arm) for arm in plan.arms)
+    changed = sorted(n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n))
     services = sorted({str(f.service) for r in replicates for f in r.facts})
     found = [f"vllm_env.{name}" for name in changed]
     found += [f"facts.{s}.vllm.environment.{name}" for s in services for name in changed]
     if baseline.image != candidate.image:
         inside = ("packages", "vllm", "container.layer_diff_ids", "container.layers_as_locked")
         found += [f"facts.{s}.{path}" for s in services for path in inside]
+    return found
+
+
+def _environments(arm: PlannedArm) -> dict[str, tuple[str, ...]]:
+    """Return each variable's values over an arm's services."""
+    found: dict[str, tuple[str, ...]] = {name: (value,) for name, value in arm.env.items()}
+    for service in arm.services:
+        for name, value in service.env.items():
+            found[name] = (*found.get(name, ()), value)
     return found
 
 
@@ -401,6 +482,8 @@ def _notices(
         found.append(notice("null_measures", ", ".join(nulls)))
     if plan.against_itself:
         found.append(notice("against_itself", ""))
+    if plan.shared_device:
+        found.append(notice("shared_device", ""))
     if plan.stopping is not None and (ran := len(_pairs_due(plan, replicates))) < plan.pairs:
         found.append(notice("stopped_early", str(ran)))
     shares = [share for each in telemetry.values() if (share := foreign_share(each)) is not None]

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from kit import console, engine, engine_setup, owner
+from kit.cli_check import check_command
+from kit.cli_fit import fit_command
 from kit.cli_images import Json, add_image_commands
 from kit.cli_share import add_share_commands
 from kit.errors import Interrupted, KitError, UsageError
@@ -78,6 +80,9 @@ def run_command(
     aa: Annotated[
         bool, typer.Option("--aa", help="Baseline against itself: the noise of this machine.")
     ] = False,
+    shared_device: Annotated[
+        bool, typer.Option("--shared-device", help="All engines on one device: no verdict.")
+    ] = False,
     seed: Seed = 1,
     out: Out = RUNS,
     ready_timeout: ReadyTimeout = None,
@@ -95,6 +100,7 @@ def run_command(
         spare_pairs=0 if quick else _spare(replicates, spare),
         seed=seed,
         against_itself=aa,
+        shared_device=shared_device,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
         stub=None if stub is None else load_json(stub),
@@ -434,6 +440,8 @@ def sweep_command() -> None:
 
 add_image_commands(app)
 add_share_commands(app)
+app.command("fit")(fit_command)
+app.command("check")(check_command)
 
 
 def _show_variants(words: list[str]) -> None:

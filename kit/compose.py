@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit import engine, process
 from kit.errors import BadFile, DeviceMissing, DiskFull, KitError, PortTaken
+from kit.inside.probe_gpu import format_cpus
 from kit.owner import LABEL
 from kit.paths import ROOT
-from kit.plan import PlannedArm, Resources
+from kit.plan import PlannedArm, PlannedService, Resources
+from kit.platform import Share, parse_cpus
 from kit.topology import Topology
 
 MOUNT = "/kit"  # kit/inside is mounted below it
@@ -66,11 +68,13 @@ def runtime_of(engine_id: str, *, interpreter: str, user: str) -> Runtime:
 
 @dataclass(frozen=True)
 class Placement:
-    """What depends on this machine: accelerator file and device, CPU sets, folders, client user."""
+    """What depends on this machine: accelerator file, devices, CPU sets, folders, client user.
+
+    `shares` are the devices of all engines together, in the engines' order.
+    """
 
     accel: str
-    device: str | None
-    server_cpuset: str
+    shares: tuple[Share, ...]
     client_cpuset: str
     model: Path
     workload: Path
@@ -102,10 +106,8 @@ def render(
     run_id: str,
 ) -> dict[str, Any]:
     """Return the compose document of one replicate, every value set and nothing published."""
-    variables = {"KIT_ACCEL": place.accel, "KIT_MODEL": str(place.model)}
-    if place.device:
-        variables["KIT_DEVICE"] = place.device
-    words = ["--file", str(topology.file), "--profile", "kit", "--project-name", project]
+    variables = {"KIT_ACCEL": place.accel, "KIT_MODEL": str(place.model), **topology.settings}
+    words = ["--file", str(topology.file), "--profile", "*", "--project-name", project]
     answer = _compose(*words, "config", "--format", "json", variables=variables, timeout_s=60)
     if not answer.ok:
         raise BadFile(
@@ -114,14 +116,20 @@ def render(
         )
     document: dict[str, Any] = json.loads(answer.stdout)
     labels = {LABEL: run_id}
+    wanted = (*topology.services, "client")
+    document["services"] = {name: document["services"][name] for name in wanted}
     for name, service in document["services"].items():
-        service.pop("ports", None)
-        service.pop("profiles", None)
+        for key in ("ports", "profiles", "depends_on"):  # the kit starts them one after the other
+            service.pop(key, None)
         service["networks"] = {"inside": None}
         service["labels"] = labels
         if name in topology.engines:
-            _set_engine(service, arm, server, place, resources)
-        elif name == "client":
+            _set_engine(service, arm, arm.service(name), server, place, resources)
+            first = topology.engines.index(name) * arm.ranks
+            _set_devices(service, topology, place, slice(first, first + arm.ranks))
+        elif name == topology.proxy:
+            _set_proxy(service, arm.service(name), client, place)
+        else:
             _set_client(service, client, place, resources)
     document["networks"] = {"inside": {**document["networks"]["inside"], "labels": labels}}
     return document
@@ -130,24 +138,55 @@ def render(
 def _set_engine(
     service: dict[str, Any],
     arm: PlannedArm,
+    own: PlannedService,
     runtime: Runtime,
     place: Placement,
     resources: Resources,
 ) -> None:
     service["image"] = runtime.engine_id
     service["entrypoint"] = [escape(word) for word in arm.entrypoint]
-    service["command"] = [escape(word) for word in arm.args]
+    service["command"] = [escape(word) for word in (*arm.args, *own.args)]
     service["init"] = "tini" not in arm.entrypoint[0]
     service["user"] = runtime.user
-    service["environment"].update({k: escape(v) for k, v in arm.env.items()})
+    service["environment"].update({k: escape(v) for k, v in {**arm.env, **own.env}.items()})
     service["healthcheck"]["test"][1] = runtime.interpreter
-    service["cpuset"] = place.server_cpuset
     service["mem_limit"] = str(resources.server_memory_bytes)
     service["shm_size"] = str(resources.shm_bytes)
     service["pids_limit"] = resources.pids
     service["stop_grace_period"] = f"{resources.stop_grace_s}s"
+
+
+def _set_devices(
+    service: dict[str, Any], topology: Topology, place: Placement, mine: slice
+) -> None:
+    """Give an engine its devices: CPUs, one list a rank, or accelerators by name."""
+    shares = place.shares[mine]
+    cpus = {cpu for share in shares for cpu in parse_cpus(share.cpus)}
+    service["cpuset"] = format_cpus(sorted(cpus))
     if place.accel == "cpu":
-        service["environment"]["VLLM_CPU_OMP_THREADS_BIND"] = place.server_cpuset
+        lists = "|".join(share.cpus for share in shares)
+        service["environment"]["VLLM_CPU_OMP_THREADS_BIND"] = lists
+        return
+    seen = place.shares if topology.devices_are_shared else shares
+    (reservation,) = service["deploy"]["resources"]["reservations"]["devices"]
+    names = list(dict.fromkeys(str(share.passed_as) for share in seen))
+    reservation["device_ids"] = names
+    if topology.devices_are_shared:
+        numbers = [str(names.index(str(share.passed_as))) for share in shares]
+        service["environment"]["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)
+
+
+def _set_proxy(
+    service: dict[str, Any], own: PlannedService, runtime: Runtime, place: Placement
+) -> None:
+    """Run the kit's proxy in the client's image, beside the client: it is no engine's work."""
+    service["image"] = runtime.engine_id
+    service["entrypoint"][0] = runtime.interpreter
+    service["command"] = [escape(word) for word in own.args]
+    service["environment"]["PYTHONPATH"] = escape(runtime.python_path)
+    service["healthcheck"]["test"][1] = runtime.interpreter
+    service["user"] = runtime.user
+    service["cpuset"] = place.client_cpuset
 
 
 def _set_client(
@@ -183,11 +222,11 @@ def without_paths(document: Mapping[str, Any], place: Placement) -> str:
     return text
 
 
-def up(stack: Stack) -> None:
-    """Create and start the stack; return as soon as the containers were started."""
+def up(stack: Stack, services: Sequence[str]) -> None:
+    """Create and start services of the stack; return as soon as their containers were started."""
     answer = _compose(
         *_words(stack),
-        *("up", "--detach", "--no-build", "--quiet-pull", "--no-color"),
+        *("up", "--detach", "--no-build", "--quiet-pull", "--no-color", *services),
         timeout_s=120,
     )
     if not answer.ok:

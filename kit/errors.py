@@ -31,6 +31,7 @@ message and a hint that names the next step. Only `kit.cli` catches them.
     ├── DiskFull             51
     ├── DeviceMissing        52   an accelerator that the plan asks for is not there
     ├── ToolMissing          53   a program of the host that a step needs is not installed
+    ├── ServicesClash        54   two services of a topology claim one port, device or address
     ├── ServerDied           60   a container ended before it was ready
     ├── ServerNotReady       61   not healthy within the time given
     ├── ServerLost           62   died while it was being measured
@@ -224,6 +225,12 @@ class ToolMissing(KitError):
     """A program of the host that a step needs is not installed."""
 
     exit_code = 53
+
+
+class ServicesClash(KitError):
+    """Two services of a topology claim the same port, device or side channel."""
+
+    exit_code = 54
 
 
 class ServerDied(KitError):

@@ -11,7 +11,7 @@ import ast
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,14 +37,26 @@ ANYTHING = "*"
 """As a consequence: the variable may change any of the resolved configuration."""
 
 
+class Leg(Value):
+    """What one service of a topology gets beside what its arm gives to all engines."""
+
+    flags: dict[str, Flag] = {}
+    env: dict[str, str] = {}
+
+
 class Arm(Value):
-    """One value of the variable: the flags, environment or image that make the difference."""
+    """One value of the variable: the flags, environment, image or topology that differ.
+
+    `topology` is None where it is the experiment's; `legs` are by the names of its services.
+    """
 
     name: str
     label: Text
     flags: dict[str, Flag] = {}
     env: dict[str, str] = {}
     image: str | None = None
+    topology: str | None = None
+    legs: dict[str, Leg] = {}
 
 
 class Variable(Value):
@@ -125,6 +137,21 @@ class QualityLimit(Value):
         return f"{self.comparison} {self.op} {self.value:g}"
 
 
+class Precondition(Value):
+    """What must hold for a run's numbers to mean anything; else `invalid: <otherwise>`.
+
+    A condition is asked of every replicate of its arm, a limit on a comparison of every pair.
+    """
+
+    otherwise: str
+    holds: Condition | QualityLimit
+
+    @property
+    def is_of_baseline(self) -> bool:
+        """Whether it can be asked where both arms are the baseline."""
+        return not isinstance(self.holds, Condition) or self.holds.arm == "baseline"
+
+
 class Needs(Value):
     """What a platform, build and model must offer for the question to make sense.
 
@@ -133,7 +160,6 @@ class Needs(Value):
 
     platforms: tuple[str, ...] = ("cpu", "cuda")
     real_weights: bool = False
-    devices: int = 1
     model_files: tuple[str, ...] = ()
 
     def missing_files(self, files: Iterable[str]) -> list[str]:
@@ -170,6 +196,8 @@ class Experiment:
     """The whole of one experiment; see the module's docstring.
 
     `comparisons` are numbers between the arms of a pair; `quality` are limits on them.
+    `preconditions` are what a run must show before its numbers count. `model` is the one that is
+    taken unless another is asked for; None takes the kit's default.
     `refusals` are regular expressions of the engine's own words in a server log which mean that
     this platform or build cannot do it at all.
     """
@@ -188,7 +216,9 @@ class Experiment:
     variants: Mapping[str, Callable[[Experiment], Experiment]] = field(default_factory=dict)
     comparisons: tuple[Comparison, ...] = ()
     quality: tuple[QualityLimit, ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
     refusals: tuple[str, ...] = ()
+    model: str | None = None
 
     @property
     def all_measures(self) -> tuple[Measure, ...]:
@@ -208,7 +238,12 @@ def against_itself(experiment: Experiment) -> Experiment:
             ),
         }
     )
-    return replace(experiment, variable=variable.model_copy(update={"candidate": twin}), acted=())
+    return replace(
+        experiment,
+        variable=variable.model_copy(update={"candidate": twin}),
+        acted=(),
+        preconditions=tuple(p for p in experiment.preconditions if p.is_of_baseline),
+    )
 
 
 def find_refusal(log: str, patterns: Sequence[str]) -> str | None:
@@ -255,7 +290,19 @@ def between_images(experiment: Experiment, old: str, new: str) -> Experiment:
         variable=variable,
         hypothesis=hypothesis.model_copy(update={"text": text}),
         acted=(*acted, *(c.model_copy(update={"arm": "baseline"}) for c in acted)),
+        preconditions=tuple(_of_both_arms(experiment.preconditions)),
     )
+
+
+def _of_both_arms(preconditions: Iterable[Precondition]) -> Iterator[Precondition]:
+    """Yield what must hold when both arms are the candidate."""
+    for each in preconditions:
+        if not isinstance(each.holds, Condition):
+            yield each
+        elif each.holds.arm == "candidate":
+            yield each
+            twin = each.holds.model_copy(update={"arm": "baseline"})
+            yield each.model_copy(update={"holds": twin})
 
 
 def experiment_names() -> list[str]:

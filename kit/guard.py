@@ -213,9 +213,13 @@ BEFORE_FIRST = (
 def _fresh(raw: Raw, replicate: int) -> Iterator[GuardResult]:
     """Check that the server had served nothing before its first request, and cached none of it."""
     window = next(iter(raw.windows.values()))
-    served = [window.scrapes[0].total(name) for name in BEFORE_FIRST] if window.scrapes else []
+    served = {
+        file: sum(scrapes[0].total(name) or 0.0 for name in BEFORE_FIRST) if scrapes else 0.0
+        for file, scrapes in window.engines.items()
+    }
     first = min(window.samples, key=lambda s: s.get("sent_s") or 0.0, default={})
-    before, cached = sum(v or 0.0 for v in served), float(first.get("cached_tokens") or 0.0)
+    before, cached = sum(served.values()), float(first.get("cached_tokens") or 0.0)
+    used = next((file for file, count in served.items() if count), window.samples_file)
     yield GuardResult(
         name="fresh_server",
         replicate=replicate,
@@ -224,7 +228,7 @@ def _fresh(raw: Raw, replicate: int) -> Iterator[GuardResult]:
         limit=0,
         text=f"the server was not fresh: its counters stood at {before:g} before the first "
         f"request, of which {cached:g} tokens were cached (replicate {replicate})",
-        source=window.metrics_file if before or not cached else window.samples_file,
+        source=used if before else window.samples_file if cached else next(iter(served)),
     )
 
 
@@ -236,15 +240,16 @@ def _resets(raw: Raw, replicate: int) -> Iterator[GuardResult]:
     fell: dict[str, str] = {}
     last: dict[Any, float] = {}
     for window in raw.windows.values():
-        for scrape in window.scrapes:
-            for (name, labels), value in scrape.values.items():
+        for file, scrapes in window.engines.items():
+            leg = file.rsplit("/", 1)[-1]
+            for (name, labels), value in (each for s in scrapes for each in s.values.items()):
                 anew = name.endswith(("_created", "process_start_time_seconds"))
                 if not anew and not name.endswith(("_total", "_count", "_bucket")):
                     continue
-                before = last.get((name, labels), value)
+                before = last.get((leg, name, labels), value)
                 if value < before or (anew and value != before):
-                    fell.setdefault(name, window.metrics_file)
-                last[name, labels] = value
+                    fell.setdefault(name, file)
+                last[leg, name, labels] = value
     yield GuardResult(
         name="counters",
         replicate=replicate,

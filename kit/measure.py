@@ -61,12 +61,17 @@ class Scrape:
 
 @dataclass(frozen=True)
 class Window:
-    """One phase of one replicate, as its files tell it."""
+    """One phase of one replicate, as its files tell it.
+
+    `scrapes` are those of the service that the client asked, `legs` those of the engines behind it
+    by their names, where there are such.
+    """
 
     folder: str
     samples: tuple[Sample, ...]
     scrapes: tuple[Scrape, ...]
     load: Mapping[str, Any]
+    legs: Mapping[str, tuple[Scrape, ...]] = field(default_factory=dict)
 
     @property
     def samples_file(self) -> str:
@@ -76,16 +81,35 @@ class Window:
     def metrics_file(self) -> str:
         return f"{self.folder}/metrics.jsonl.gz"
 
+    @property
+    def engines(self) -> dict[str, tuple[Scrape, ...]]:
+        """The scrapes of every engine, by the file that they are in."""
+        if not self.legs:
+            return {self.metrics_file: self.scrapes}
+        return {self.leg_file(leg): scrapes for leg, scrapes in self.legs.items()}
+
+    def leg_file(self, leg: str) -> str:
+        return f"{self.folder}/metrics-{leg}.jsonl.gz"
+
+    def of(self, leg: str | None) -> tuple[str, tuple[Scrape, ...]]:
+        """Return a leg's metrics file and scrapes; None is the service that the client asked."""
+        if leg is None:
+            return self.metrics_file, self.scrapes
+        return self.leg_file(leg), self.legs.get(leg, ())
+
 
 @dataclass(frozen=True)
 class Raw:
     """All raw data of one replicate; `windows` by phase name.
 
-    `devices` is what was on the accelerators before its stack and after it; empty without any.
+    `server_info` is the resolved configuration of the one engine; where there are several, `legs`
+    holds each one's. `devices` is what was on the accelerators before its stack and after it; empty
+    without any.
     """
 
     windows: Mapping[str, Window]
     server_info: Mapping[str, Any] = field(default_factory=dict)
+    legs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     devices: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -143,13 +167,26 @@ def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
             samples=tuple(_json_lines(run / folder / "samples.jsonl")),
             scrapes=tuple(_scrapes(run / folder / "metrics.jsonl.gz")),
             load=_json(run / folder / "load.json"),
+            legs={
+                _leg(path, "metrics-"): tuple(_scrapes(path))
+                for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
+            },
         )
     info, devices = (run / replicate / name for name in ("server_info.json", "devices.json"))
     return Raw(
         windows=windows,
         server_info=_json(info) if info.exists() else {},
+        legs={
+            _leg(path, "server_info-"): _json(path)
+            for path in sorted((run / replicate).glob("server_info-*.json"))
+        },
         devices=_json(devices) if devices.exists() else {},
     )
+
+
+def _leg(path: Path, prefix: str) -> str:
+    """Return the leg's name that a file's name holds."""
+    return path.name.removeprefix(prefix).partition(".")[0]
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -339,19 +376,22 @@ def output_throughput(*, phase: str = "measure") -> Callable[[Raw], Reading]:
     return compute
 
 
-def counter_delta(name: str, *, phase: str = "measure", **labels: str) -> Callable[[Raw], Reading]:
-    """Measure how far a counter rose between the window's first and last scrape."""
+def counter_delta(
+    name: str, *, phase: str = "measure", leg: str | None = None, **labels: str
+) -> Callable[[Raw], Reading]:
+    """Measure how far a counter rose between the window's first and last scrape.
+
+    Of one engine behind the service that the client asked: `leg` names it.
+    """
 
     def compute(raw: Raw) -> Reading:
-        window = raw.windows[phase]
-        seen = [v for v in (s.total(name, **labels) for s in window.scrapes) if v is not None]
+        file, scrapes = raw.windows[phase].of(leg)
+        seen = [v for v in (s.total(name, **labels) for s in scrapes) if v is not None]
         if len(seen) < 2:
-            return null_reading(f"{name} was not in two scrapes", len(seen), window.metrics_file)
+            return null_reading(f"{name} was not in two scrapes", len(seen), file)
         if any(b < a for a, b in itertools.pairwise(seen)):
-            return null_reading(
-                f"{name} went backwards: it was reset", len(seen), window.metrics_file
-            )
-        return reading_of(seen[-1] - seen[0], len(seen), window.metrics_file)
+            return null_reading(f"{name} went backwards: it was reset", len(seen), file)
+        return reading_of(seen[-1] - seen[0], len(seen), file)
 
     return compute
 

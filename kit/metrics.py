@@ -14,32 +14,38 @@ CACHE_INFO = "vllm:cache_config_info"
 
 
 def gauge_of(
-    name: str, pick: Callable[[Sequence[float]], float], *, phase: str = "measure"
+    name: str,
+    pick: Callable[[Sequence[float]], float],
+    *,
+    phase: str = "measure",
+    leg: str | None = None,
 ) -> Callable[[Raw], Reading]:
     """Measure the `pick` (max, min, mean) of a gauge over the scrapes beside the load."""
 
     def compute(raw: Raw) -> Reading:
-        window = raw.windows[phase]
-        seen = [v for s in window.scrapes if s.t_s >= 0 and (v := s.total(name)) is not None]
+        file, scrapes = raw.windows[phase].of(leg)
+        seen = [v for s in scrapes if s.t_s >= 0 and (v := s.total(name)) is not None]
         if not seen:
-            return null_reading(f"{name} was in no scrape", 0, window.metrics_file)
-        return reading_of(pick(seen), len(seen), window.metrics_file)
+            return null_reading(f"{name} was in no scrape", 0, file)
+        return reading_of(pick(seen), len(seen), file)
 
     return compute
 
 
-def info_label(label: str, *, name: str = CACHE_INFO) -> Callable[[Raw], Reading]:
+def info_label(
+    label: str, *, name: str = CACHE_INFO, leg: str | None = None
+) -> Callable[[Raw], Reading]:
     """Measure a number that the engine tells as a label of an info metric, in the last scrape."""
 
     def compute(raw: Raw) -> Reading:
-        window = raw.measured
-        found = next((v for s in reversed(window.scrapes) if (v := s.label(name, label))), None)
+        file, scrapes = raw.measured.of(leg)
+        found = next((v for s in reversed(scrapes) if (v := s.label(name, label))), None)
         if found is None:
-            return null_reading(f"{name} has no label {label}", 0, window.metrics_file)
+            return null_reading(f"{name} has no label {label}", 0, file)
         try:
-            return reading_of(float(found), 1, window.metrics_file)
+            return reading_of(float(found), 1, file)
         except ValueError:
-            return null_reading(f"{label} is {found!r}, not a number", 1, window.metrics_file)
+            return null_reading(f"{label} is {found!r}, not a number", 1, file)
 
     return compute
 
@@ -55,3 +61,16 @@ def info_label_is(label: str, prefix: str, *, name: str = CACHE_INFO) -> Callabl
         return reading_of(float(found.startswith(prefix)), 1, window.metrics_file)
 
     return compute
+
+
+def device_count(raw: Raw) -> Reading:
+    """Measure how many devices the engines compute on, by their resolved configurations."""
+    infos = list(raw.legs.values()) if raw.legs else [raw.server_info]
+    folder = raw.measured.folder.rsplit("/", 1)[0]
+    names = [f"server_info-{leg}.json" for leg in raw.legs] or ["server_info.json"]
+    files = tuple(f"{folder}/{name}" for name in names)
+    try:
+        ranks = [info["vllm_config"]["parallel_config"]["tensor_parallel_size"] for info in infos]
+    except KeyError as missing:
+        return null_reading(f"the configuration has no {missing.args[0]}", len(infos), *files)
+    return reading_of(sum(ranks), len(infos), *files)

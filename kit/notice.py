@@ -47,6 +47,10 @@ _SET: dict[str, tuple[str, str]] = {
         "The kit's own stub stood in for vLLM: this says nothing about vLLM.",
         "本次由 kit 自带的桩代替 vLLM：结果不说明 vLLM 的任何性质。",
     ),
+    "shared_device": (
+        "All engines ran on one device: a shared device, not a performance result.",
+        "所有引擎共用一个设备：仅验证功能，不是性能结果。",
+    ),
     "few_pairs": (
         "Only {seen} pairs: six are the least that can decide; leave out --quick or raise "
         "--replicates.",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import rfc8785
+from pydantic import Field
 
 from kit.errors import BadFile
 from kit.experiment import (
@@ -21,18 +22,26 @@ from kit.experiment import (
     Experiment,
     Flag,
     Hypothesis,
+    Leg,
     Phase,
+    Precondition,
     QualityLimit,
     Scale,
     Text,
+    unknown,
 )
 from kit.guard import Limits
 from kit.sequential import Stopping
+from kit.topology import PORT, Topology, find_topology
 from kit.value import Value
 
 Role = Literal["baseline", "candidate"]
 
-PORT = 8000  # inside the containers' own network
+_TP = "--tensor-parallel-size"
+
+
+def _is_empty(value: object) -> bool:
+    return not value
 
 
 class PlannedImage(Value):
@@ -55,8 +64,20 @@ class PlannedModel(Value):
     files: dict[str, str]
 
 
+class PlannedService(Value):
+    """What one service gets beside the arm's own; all that a proxy gets."""
+
+    name: str
+    args: tuple[str, ...]
+    env: dict[str, str]
+
+
 class PlannedArm(Value):
-    """One arm, down to the last argument and environment value that its process receives."""
+    """One arm, down to the last argument and environment value that its processes receive.
+
+    `args` and `env` are every engine's. `topology` and `services` are left out of file and hash
+    where the arm has none of its own, so that plans with one server keep their hashes.
+    """
 
     role: Role
     name: str
@@ -65,6 +86,19 @@ class PlannedArm(Value):
     entrypoint: tuple[str, ...]
     args: tuple[str, ...]
     env: dict[str, str]
+    topology: str | None = Field(default=None, exclude_if=_is_empty)
+    services: tuple[PlannedService, ...] = Field(default=(), exclude_if=_is_empty)
+
+    def service(self, name: str) -> PlannedService:
+        """Return a service's own arguments and environment; empty where it has none."""
+        empty = PlannedService(name=name, args=(), env={})
+        return next((each for each in self.services if each.name == name), empty)
+
+    @property
+    def ranks(self) -> int:
+        """How many devices each engine takes."""
+        words = dict(zip(self.args, self.args[1:], strict=False))
+        return int(words.get(_TP, 1))
 
 
 class PlannedPhase(Value):
@@ -103,6 +137,7 @@ class Plan(Value):
 
     With `stopping` a run may end at one of its looks, and with `spare_pairs` as soon as `pairs`
     of them were not spoiled by the machine's other load; `slots` are then the most it may need.
+    With `shared_device` all engines are on one device, and no effect is judged.
     """
 
     schema_version: Literal["1.0"] = "1.0"
@@ -117,6 +152,7 @@ class Plan(Value):
     hypothesis: Hypothesis
     acted: tuple[Condition, ...]
     quality: tuple[QualityLimit, ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
     measures: tuple[str, ...]
     limits: Limits
     engine: Literal["vllm", "stub"] = "vllm"
@@ -131,6 +167,7 @@ class Plan(Value):
     spare_pairs: int = 0
     seed: int
     resources: Resources
+    shared_device: bool = False
 
     @property
     def sha256(self) -> str:
@@ -153,6 +190,7 @@ class Plan(Value):
         parts = ["-vs-".join(images), self.model.id, self.platform]
         parts += [self.variant] if self.variant else []
         parts += ["aa"] if self.against_itself else []
+        parts += ["shared-device"] if self.shared_device else []
         return "--".join(parts)
 
     @property
@@ -165,11 +203,24 @@ class Plan(Value):
         """How many pairs are to count; under a stopping rule the most that can."""
         return 1 + max(slot.pair for slot in self.slots) - self.spare_pairs
 
+    @property
+    def devices(self) -> int:
+        """How many devices a run of this plan needs: those of its larger arm."""
+        return max(a.ranks * len(self.topology_of(a.role).engines) for a in self.arms)
+
     def arm(self, role: Role) -> PlannedArm:
         return self.arms[0] if role == "baseline" else self.arms[1]
 
+    def topology_of(self, role: Role) -> Topology:
+        """Return the services that an arm runs on."""
+        return find_topology(self.arm(role).topology or self.topology)
 
-_LATER = (("spare_pairs", 0),)
+
+_LATER: tuple[tuple[str, Any], ...] = (
+    ("spare_pairs", 0),
+    ("preconditions", []),
+    ("shared_device", False),
+)
 
 
 def canonical_sha256(value: Any) -> str:
@@ -242,6 +293,7 @@ def make_plan(
     engine: Literal["vllm", "stub"] = "vllm",
     stopping: Stopping | None = None,
     spare_pairs: int = 0,
+    shared_device: bool = False,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes).
 
@@ -249,6 +301,7 @@ def make_plan(
     may need.
     """
     spare = 0 if stopping else spare_pairs
+    given = resources or Resources()
 
     def arm(role: Role, chosen: Arm) -> PlannedArm:
         flags = {**model_flags, **platform_flags, **experiment.settings, **chosen.flags}
@@ -260,6 +313,10 @@ def make_plan(
             entrypoint=tuple(entrypoints[role]),
             args=(*_serve_words(model.id, seed), *flag_words(flags)),
             env={**platform_env, **experiment.env, **chosen.env},
+            topology=chosen.topology,
+            services=_plan_services(
+                find_topology(chosen.topology or experiment.topology), chosen.legs, given
+            ),
         )
 
     phases = experiment.workload(Scale(model=model.id, seed=seed, platform=platform))
@@ -276,6 +333,7 @@ def make_plan(
         hypothesis=experiment.hypothesis,
         acted=experiment.acted,
         quality=experiment.quality,
+        preconditions=experiment.preconditions,
         measures=tuple(m.name for m in experiment.all_measures),
         limits=Limits(),
         engine=engine,
@@ -292,9 +350,29 @@ def make_plan(
         stopping=stopping,
         spare_pairs=spare,
         seed=seed,
-        resources=resources or Resources(),
+        resources=given,
+        shared_device=shared_device,
     )
     return plan, files
+
+
+def _plan_services(
+    topology: Topology, legs: Mapping[str, Leg], resources: Resources
+) -> tuple[PlannedService, ...]:
+    """Return what single services get; raise `UnknownName` for one that the topology lacks."""
+    for name in legs:
+        if name not in topology.services:
+            raise unknown(f"service of {topology.name}", name, list(topology.services))
+    found = []
+    for name in topology.services:
+        leg = legs.get(name, Leg())
+        words = flag_words(leg.flags)
+        if name == topology.proxy:
+            deadline = ("--deadline-s", f"{resources.request_deadline_s:g}")
+            words = [*topology.proxy_words, *deadline, *words]
+        if words or leg.env:
+            found.append(PlannedService(name=name, args=tuple(words), env=leg.env))
+    return tuple(found)
 
 
 def _serve_words(model: str, seed: int) -> tuple[str, ...]:

@@ -37,11 +37,18 @@ class Device(Value):
     passed_as: str
 
 
+class Share(Value):
+    """One device of a run. On CPU a device is a part of the server's CPUs, `passed_as` is null."""
+
+    cpus: str
+    passed_as: str | None = None
+
+
 class Platform(Value):
     """Where a run computes. CPU sets are in the kernel's notation (`0-2,5`).
 
-    `accel` names the file in compose/accel; `device` is the first of `devices`, null on `cpu`;
-    `why` is the reason in words.
+    `accel` names the file in compose/accel; `devices` are empty on `cpu`; `why` is the reason in
+    words.
     """
 
     name: Literal["cpu", "cuda"]
@@ -53,9 +60,38 @@ class Platform(Value):
     shared_cores: bool
     default_image: str
 
-    @property
-    def device(self) -> str | None:
-        return self.devices[0].passed_as if self.devices else None
+    def shares(self, count: int, *, shared: bool = False) -> tuple[Share, ...]:
+        """Return that many devices, or fewer where this machine has no more.
+
+        One device of the platform `cpu` is all CPUs of the server; more are equal parts of them.
+        With `shared` it is the first device every time.
+        """
+        if shared:
+            return self.shares(1) * count
+        if self.name == "cuda":
+            return tuple(
+                Share(cpus=self.server_cpuset, passed_as=each.passed_as)
+                for each in self.devices[:count]
+            )
+        if count == 1:
+            return (Share(cpus=self.server_cpuset),)
+        mine = set(parse_cpus(self.server_cpuset))
+        cores = [[cpu for cpu in core if cpu in mine] for core in usable_cores()]
+        return tuple(Share(cpus=format_cpus(part)) for part in cut([c for c in cores if c], count))
+
+
+def cut(cores: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """Cut cores (each a list of its hardware threads) into `count` parts of equal size.
+
+    Whole cores where there are enough, else hardware threads, else as many as there are.
+    """
+    if len(cores) < count:
+        cores = [[cpu] for core in cores for cpu in core]
+    count = min(count, len(cores))
+    size = len(cores) // count if count else 0
+    return [
+        [cpu for core in cores[i * size : (i + 1) * size] for cpu in core] for i in range(count)
+    ]
 
 
 def parse_cpus(text: str) -> list[int]:

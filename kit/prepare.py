@@ -17,6 +17,7 @@ from kit.compose import MOUNT, Runtime, runtime_of
 from kit.errors import IdentityMismatch, ModelDamaged, UsageError
 from kit.experiment import (
     Experiment,
+    Flag,
     against_itself,
     apply_variant,
     between_images,
@@ -32,6 +33,9 @@ from kit.sequential import Stopping
 from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
+
+SHARING: dict[str, Flag] = {"gpu-memory-utilization": 0.4}
+"""What an engine may take of a device that another one is on."""
 
 ROLES: tuple[Role, Role] = ("baseline", "candidate")
 
@@ -50,6 +54,7 @@ class Options:
     spare_pairs: int = 0
     seed: int = 1
     against_itself: bool = False
+    shared_device: bool = False
     out: Path = RUNS
     stub: Mapping[str, Any] | None = None
     ready_timeout_s: float | None = None
@@ -72,7 +77,7 @@ def choose(name: str, options: Options) -> Experiment:
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
         if chosen:
             find_image(chosen)
-    find_model(options.model or model.DEFAULT)
+    find_model(options.model or experiment.model or model.DEFAULT)
     return experiment
 
 
@@ -97,7 +102,7 @@ def prepare(
 ) -> Prepared:
     """Make images and model ready and freeze the plan. Raises what building and fetching raise."""
     records = _choose_images(experiment, platform, options)
-    chosen = find_model(options.model or model.DEFAULT)
+    chosen = find_model(options.model or experiment.model or model.DEFAULT)
     _check_needs(name, experiment, platform, chosen)
     built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
     ran = {key: _ran(b) for key, b in built.items()}
@@ -124,13 +129,14 @@ def prepare(
         model=PlannedModel(id=chosen.id, weights=chosen.weights, files=files.files),
         model_flags=chosen.flags(platform.name),
         platform=platform.name,
-        platform_flags={},
+        platform_flags=SHARING if options.shared_device and platform.name == "cuda" else {},
         platform_env={},
         pairs=options.pairs,
         stopping=options.stopping,
         spare_pairs=options.spare_pairs,
         seed=options.seed,
         resources=resources,
+        shared_device=options.shared_device,
     )
     return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
 

@@ -29,6 +29,7 @@ OF_ANALYSIS = frozenset(
         "null_measures",
         "pair_incomplete",
         "pairs_set_aside",
+        "shared_device",
         "stopped_early",
         "user_stamps",
     }

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,16 @@ from kit.fact import ContainerPlace, Fact
 from kit.facts.vllm import shown_config
 from kit.inbox import ClientBox
 from kit.manifest import RanImage, Replicate, now_utc
-from kit.plan import PORT, Plan, PlannedPhase, Slot
-from kit.platform import parse_cpus
+from kit.plan import Plan, PlannedPhase, Slot
+from kit.platform import Share, parse_cpus
 from kit.ready import check_alive, service_container, wait_healthy
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.telemetry_gpu import EVERY_S, Devices
-from kit.topology import Topology
+from kit.topology import PORT, Topology
 
 Say = Callable[[str], None]
+
+AFTERWARDS = ("transfer",)  # groups of facts that only a served load can tell
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,11 @@ class Bench:
     plan: Plan
     run_id: str
     run: Path
-    topology: Topology
     runtimes: Mapping[str, Runtime]  # by image id of the plan
     images: Mapping[str, RanImage]
     model: Path
     accel: str
-    device: str | None
+    shares: tuple[Share, ...]
     server_cpuset: str
     client_cpuset: str
     say: Say
@@ -68,7 +69,7 @@ def measure_slot(bench: Bench, slot: Slot) -> Replicate:
     try:
         _make_out(out)
         stack = _render(bench, slot, out)
-        with log, _watched(bench, out) as watching, _started(bench, stack, out):
+        with log, _watched(bench, out) as watching, _stopped_after(bench, stack, out):
             found = _measure(watching, slot, stack, out)
     finally:
         give_to_caller(out)
@@ -82,7 +83,7 @@ def measure_slot(bench: Bench, slot: Slot) -> Replicate:
         started_utc=started,
         status="complete",
         wall_s=round(wall_s, 3),
-        accounted_s=watch.accounted_s(log.lines, bench.topology.entry, load_s),
+        accounted_s=watch.accounted_s(log.lines, stack.topology.services, load_s),
         facts=tuple(found),
     )
 
@@ -97,12 +98,11 @@ def _make_out(out: Path) -> None:
 
 
 def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
-    arm = bench.plan.arm(slot.role)
+    arm, topology = bench.plan.arm(slot.role), bench.plan.topology_of(slot.role)
     root = os.geteuid() == 0
     place = Placement(
         accel=bench.accel,
-        device=bench.device,
-        server_cpuset=bench.server_cpuset,
+        shares=bench.shares,
         client_cpuset=bench.client_cpuset,
         model=bench.model,
         workload=bench.run / "workload",
@@ -111,7 +111,7 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
     )
     project = f"kit-{bench.run_id}-{slot.replicate:02d}"
     document = compose.render(
-        bench.topology,
+        topology,
         arm,
         bench.runtimes[arm.image.id],
         bench.runtimes[bench.plan.client_image.id],
@@ -123,14 +123,13 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
     write_text(out / "compose.json", compose.without_paths(document, place))
     file = owner.scratch(bench.run_id) / f"{slot.replicate:02d}.json"
     write_json(file, document)
-    return Stack(project=project, file=file, topology=bench.topology)
+    return Stack(project=project, file=file, topology=topology)
 
 
 @contextlib.contextmanager
-def _started(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
-    """Start the stack; afterwards save the logs, stop it, and make sure that nothing is left."""
+def _stopped_after(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
+    """Afterwards save the logs, stop the stack, and make sure that nothing of it is left."""
     try:
-        compose.up(stack)
         yield
     finally:
         with owner.shielded(bench.say), contextlib.ExitStack() as last:
@@ -154,7 +153,7 @@ def _watched(bench: Bench, out: Path) -> Iterator[Bench]:
 
 
 def _save_logs(bench: Bench, stack: Stack, out: Path) -> None:
-    for service in bench.topology.engines:
+    for service in stack.topology.services:
         for container in bench.client.containers.list(
             all=True,
             filters={
@@ -171,44 +170,71 @@ def _save_logs(bench: Bench, stack: Stack, out: Path) -> None:
                 )
 
 
-def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
-    plan, topology = bench.plan, bench.topology
-    servers = {s: service_container(bench.client, stack.project, s) for s in topology.engines}
-    for service, container in servers.items():
-        wait_healthy(container, service, timeout_s=plan.resources.ready_timeout_s, say=bench.say)
-    container = service_container(bench.client, stack.project, "client")
-    runtime = bench.runtimes[plan.client_image.id]
-    box = ClientBox(bench.client, container, runtime.interpreter, runtime.python_path)
-    info = _server_info(box, topology)
-    shown = {part: shown_config(info, part) for part in ("vllm_config", "vllm_env")}
-    write_json(out / "server_info.json", shown)
-    found = _facts(bench, slot, {**servers, "client": container}, info)
-    write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
-    for phase in plan.phases:
-        _run_phase(bench, box, servers, phase, out)
-    for service, server in servers.items():
-        check_alive(server, service)
+def _start(bench: Bench, stack: Stack) -> dict[str, Any]:
+    """Start the services one after the other, each when the one before it is healthy.
+
+    Two servers that start at the same moment on one device spoil each other's memory profile.
+    """
+    found: dict[str, Any] = {}
+    for service in stack.topology.services:
+        compose.up(stack, [service] if found else [service, "client"])
+        found[service] = service_container(bench.client, stack.project, service)
+        timeout_s = bench.plan.resources.ready_timeout_s
+        wait_healthy(found[service], service, timeout_s=timeout_s, say=bench.say)
+        for before, container in found.items():
+            check_alive(container, before)
     return found
 
 
-def _server_info(box: ClientBox, topology: Topology) -> dict[str, Any]:
-    """Return the engine's resolved configuration, as the engine itself tells it."""
-    answer = box.ask("GET", f"http://{topology.entry}:{PORT}/server_info?config_format=json")
+def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
+    plan, topology = bench.plan, stack.topology
+    servers = _start(bench, stack)
+    container = service_container(bench.client, stack.project, "client")
+    runtime = bench.runtimes[plan.client_image.id]
+    box = ClientBox(bench.client, container, runtime.interpreter, runtime.python_path)
+    infos = {service: _server_info(box, service) for service in topology.engines}
+    for service, info in infos.items():
+        shown = {part: shown_config(info, part) for part in ("vllm_config", "vllm_env")}
+        write_json(out / of_leg("server_info.json", topology, service), shown)
+    before = [name for name in facts.groups() if name not in AFTERWARDS]
+    found = _facts(bench, slot, {**servers, "client": container}, infos, before)
+    write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
+    for phase in plan.phases:
+        _run_phase(bench, box, servers, topology, phase, out)
+    found += _facts(bench, slot, {name: servers[name] for name in infos}, infos, AFTERWARDS)
+    write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
+    return found
+
+
+def of_leg(name: str, topology: Topology, service: str) -> str:
+    """Return a file's name with its engine in it, where the topology has several engines."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}-{service}.{suffix}" if len(topology.engines) > 1 else name
+
+
+def _server_info(box: ClientBox, service: str) -> dict[str, Any]:
+    """Return an engine's resolved configuration, as it tells it itself."""
+    answer = box.ask("GET", f"http://{service}:{PORT}/server_info?config_format=json")
     if answer.get("status") != 200 or not isinstance(answer.get("body"), dict):
         raise ProbeFailed(
-            f"the server answered {answer.get('status')} to /server_info",
+            f"`{service}` answered {answer.get('status')} to /server_info",
             hint="the arms cannot be compared without the resolved configuration",
         )
     return dict(answer["body"])
 
 
 def _facts(
-    bench: Bench, slot: Slot, containers: Mapping[str, Any], info: Mapping[str, Any]
+    bench: Bench,
+    slot: Slot,
+    containers: Mapping[str, Any],
+    infos: Mapping[str, dict[str, Any]],
+    of_engines: Sequence[str],
 ) -> list[Fact]:
+    """Collect groups of facts of the engines, and of other services what a container is."""
     plan = bench.plan
     found: list[Fact] = []
     for service, container in containers.items():
-        image = plan.client_image if service == "client" else plan.arm(slot.role).image
+        image = plan.arm(slot.role).image if service in infos else plan.client_image
         runtime = bench.runtimes[image.id]
         place = ContainerPlace(
             client=bench.client,
@@ -217,15 +243,20 @@ def _facts(
             interpreter=runtime.interpreter,
             python_path=runtime.python_path,
             image=bench.images[image.id].model_dump(mode="json"),
-            server_info=None if service == "client" else info,
+            server_info=infos.get(service),
         )
-        groups = ["container"] if service == "client" else None
+        groups = of_engines if service in infos else ["container"]
         found += facts.collect(place, groups)
     return found
 
 
 def _run_phase(
-    bench: Bench, box: ClientBox, servers: Mapping[str, Any], phase: PlannedPhase, out: Path
+    bench: Bench,
+    box: ClientBox,
+    servers: Mapping[str, Any],
+    topology: Topology,
+    phase: PlannedPhase,
+    out: Path,
 ) -> None:
     folder = out / phase.name
     folder.mkdir()
@@ -233,12 +264,13 @@ def _run_phase(
         os.chown(folder, 10001, 0)
     spec = {
         "version": 1,
-        "host": bench.topology.entry,
+        "host": topology.entry,
         "port": PORT,
         "requests": f"/workload/{phase.name}.jsonl",
         "out": f"/out/{phase.name}",
         "scrape_every_s": phase.scrape_every_s,
         "metrics_path": "/metrics",
+        "legs": {} if topology.proxy is None else {s: f"{s}:{PORT}" for s in topology.engines},
         "deadline_s": bench.plan.resources.request_deadline_s,
         "stamps": "auto",
         "concurrency": None,

@@ -147,6 +147,7 @@ def command(manifest: Manifest) -> str:
     words += [f"--spare {plan.spare_pairs}"] if plan.pairs >= MIN_PAIRS else []
     words += [f"--variant {plan.variant}"] if plan.variant else []
     words += ["--aa"] if plan.against_itself else []
+    words += ["--shared-device"] if plan.shared_device else []
     return " ".join(words)
 
 

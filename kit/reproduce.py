@@ -27,7 +27,6 @@ from kit.platform import Platform, find_platform
 from kit.prepare import prepare_again
 from kit.reference import archive_of, unpack_reference
 from kit.run import carry_out, check_out, sweep_leftovers
-from kit.topology import find_topology
 from kit.value import Value
 
 Say = Callable[[str], None]
@@ -191,7 +190,8 @@ def _experiment(plan: Plan) -> tuple[Experiment | None, list[Difference]]:
     """Return the experiment as this kit has it, and in what its measures differ."""
     try:
         experiment = experiment_of(plan)
-        find_topology(plan.topology)
+        for arm in plan.arms:
+            plan.topology_of(arm.role)
     except UnknownName as error:
         return None, [_must("experiment", plan.experiment, error.message)]
     names = [m.name for m in experiment.all_measures]

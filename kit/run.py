@@ -21,11 +21,12 @@ import docker
 
 from kit import console, engine, facts, identity, owner, pull_request, report, store
 from kit.analyse import analyse, answered, refused
-from kit.errors import DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
+from kit.errors import BadFile, DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
 from kit.experiment import (
     Experiment,
 )
 from kit.fact import HostPlace
+from kit.fit import shape_of, split_refusal
 from kit.manifest import (
     Cost,
     Failure,
@@ -37,11 +38,12 @@ from kit.manifest import (
     now_utc,
 )
 from kit.notice import notice
+from kit.plan import Plan
 from kit.platform import find_platform
 from kit.prepare import Options, Prepared, choose, prepare
 from kit.replicate import Bench, measure_slot
 from kit.secret import find_private
-from kit.topology import find_topology
+from kit.value import load_json
 from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
@@ -214,20 +216,28 @@ def _measure_all(
     prepared: Prepared,
     say: Say,
 ) -> str | None:
-    """Measure the replicates; return the engine's words when it says that it cannot do this."""
+    """Measure the replicates; return why when this machine or the engine cannot do this."""
     plan, platform = prepared.plan, prepared.platform
+    shares = platform.shares(plan.devices, shared=plan.shared_device)
+    missing = too_little(plan, len(shares), prepared.model)
+    if missing:
+        say(f"  nothing is started: {missing}")
+        return missing
     bench = Bench(
         client=client,
         plan=plan,
         run_id=record.manifest.run_id,
         run=record.folder,
-        topology=find_topology(plan.topology),
         runtimes=prepared.runtimes,
         images=prepared.images,
         model=prepared.model,
         accel=platform.accel,
-        device=platform.device,
-        device_indices=tuple(each.index for each in platform.devices[:1]),
+        shares=shares,
+        device_indices=tuple(
+            each.index
+            for each in platform.devices
+            if each.passed_as in {share.passed_as for share in shares}
+        ),
         server_cpuset=platform.server_cpuset,
         client_cpuset=platform.client_cpuset,
         say=say,
@@ -250,6 +260,18 @@ def _measure_all(
         if answered(record.folder, plan, experiment, record.manifest.replicates):
             say("  no further pair is needed")
             break
+    return None
+
+
+def too_little(plan: Plan, devices: int, model: Path) -> str | None:
+    """Return why a machine with that many devices cannot run the plan; None when it can."""
+    if devices < plan.devices:
+        return f"needs {plan.devices} devices, this machine has {devices}"
+    ranks = max(arm.ranks for arm in plan.arms)
+    if ranks == 1:
+        return None
+    with contextlib.suppress(BadFile):  # of a family that is not known here: the engine will say
+        return split_refusal(shape_of(load_json(model / "config.json"), plan.model.id), ranks)
     return None
 
 

@@ -9,8 +9,23 @@ from kit.build import ensure_image
 from kit.image import find_image
 from kit.model import find_model
 from kit.paths import COMPOSE
-from kit.platform import find_platform
+from kit.platform import Platform, find_platform
 from kit.store import write_text
+
+
+def device_values(platform: Platform) -> dict[str, str]:
+    """Return the devices for compose/: the first, the second, and both together."""
+    shares = platform.shares(2)
+    if platform.name == "cpu":
+        if len(shares) < 2:
+            return {}
+        first, second = (each.cpus for each in shares)
+        return {"KIT_CPUS": first, "KIT_CPUS_2": second, "KIT_TP_CPUS": f"{first}|{second}"}
+    names = [str(each.passed_as) for each in shares]
+    values = dict(zip(("KIT_DEVICE", "KIT_DEVICE_2"), names, strict=False))
+    if platform.accel == "cuda-runtime":  # one string may hold several; a CDI name may not
+        values["KIT_DEVICES"] = ",".join(names)
+    return values
 
 
 def use(
@@ -33,8 +48,7 @@ def use(
     for flag, key in (("dtype", "KIT_DTYPE"), ("load-format", "KIT_LOAD_FORMAT")):
         if flag in flags:
             values[key] = str(flags[flag])
-    if platform.device:
-        values["KIT_DEVICE"] = platform.device
+    values |= device_values(platform)
     lines = [f"{key}='{value}'" for key, value in values.items()]
     header = "# written by `nox -s use`; for docker compose by hand, the kit itself ignores it\n"
     write_text(COMPOSE / ".env", header + "\n".join(lines) + "\n")

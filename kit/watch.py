@@ -113,11 +113,14 @@ class EventLog:
             self._file.check()
 
 
-def accounted_s(events: Sequence[dict[str, Any]], entry: str, load_s: float) -> float | None:
+def accounted_s(
+    events: Sequence[dict[str, Any]], services: Sequence[str], load_s: float
+) -> float | None:
     """Return the time that vLLM and the load needed, from the engine's events.
 
-    Container started to first healthy, plus `load_s` (first send to last byte, from samples),
-    plus first stop asked to last container removed. None when an event is missing.
+    Container started to first healthy of each service (they start one after the other), plus
+    `load_s` (first send to last byte, from samples), plus first stop asked to last container
+    removed. None when an event is missing.
     """
 
     def first(action: str, service: str | None = None) -> float | None:
@@ -128,13 +131,17 @@ def accounted_s(events: Sequence[dict[str, Any]], entry: str, load_s: float) -> 
         ]
         return min(found, default=None)
 
-    started = first("start", entry)
-    healthy = first("health_status: healthy", entry)
+    starting_s = 0.0
+    for service in services:
+        started, healthy = first("start", service), first("health_status: healthy", service)
+        if started is None or healthy is None:
+            return None
+        starting_s += healthy - started
     asked = first("kill")
     gone = [float(e["t_s"]) for e in events if e["action"] == "destroy"]
-    if started is None or healthy is None or asked is None or not gone:
+    if asked is None or not gone:
         return None
-    return (healthy - started) + load_s + (max(gone) - asked)
+    return starting_s + load_s + (max(gone) - asked)
 
 
 class Telemetry:

@@ -1,6 +1,6 @@
-"""A process beside the load that asks the engine for its metrics and keeps every answer.
+"""A process beside the load that asks engines for their metrics and keeps every answer.
 
-One line a scrape in metrics.jsonl.gz: `{t_s, utc, took_s, status, text, error}`, `t_s` when it
+One file an engine, one line a scrape: `{t_s, utc, took_s, status, text, error}`, `t_s` when it
 was asked, in seconds from the window's start (the scrape before the window is negative).
 Each line is a gzip member of its own, so that the file is whole whenever a run is cut short.
 """
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,8 +36,16 @@ class ScraperLost(Exception):
 
 
 @dataclass(frozen=True)
+class Target:
+    """An engine's metrics page and the open file that keeps what it answers."""
+
+    url: str
+    file: BinaryIO
+
+
+@dataclass(frozen=True)
 class ScrapeReport:
-    """What the scraper did. `idle` is null when the engine does not tell how busy it is."""
+    """What the scraper did. `idle` is null when no engine tells how busy it is."""
 
     scrapes: int
     failed: int
@@ -71,19 +79,23 @@ def read_scrapes(path: Path) -> Iterator[dict[str, Any]]:
 class Scraper:
     """The parent's end of the scraping process."""
 
-    def __init__(self, url: str, every_s: float | None, metrics: Path) -> None:
-        """Start the process. Raises `OSError` when the metrics file cannot be made."""
-        out = metrics.open("xb")
+    def __init__(self, urls: Mapping[Path, str], every_s: float | None) -> None:
+        """Start the process; `urls` are by the file that keeps their answers.
+
+        Raises `OSError` when such a file cannot be made.
+        """
+        targets = [Target(url, metrics.open("xb")) for metrics, url in urls.items()]
         their_in, our_out = os.pipe()
         our_in, their_out = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(our_out)
             os.close(our_in)
-            _run_child(url, every_s, out, their_in, their_out)
+            _run_child(targets, every_s, their_in, their_out)
         for fd in (their_in, their_out):
             os.close(fd)
-        out.close()
+        for target in targets:
+            target.file.close()
         self._in = os.fdopen(our_in, "rb")
         self._out = our_out
 
@@ -126,11 +138,10 @@ class Scraper:
 
 class _Child:
     def __init__(
-        self, url: str, every_s: float | None, out: BinaryIO, commands: int, answers: int
+        self, targets: Sequence[Target], every_s: float | None, commands: int, answers: int
     ) -> None:
-        self._url = url
+        self._targets = targets
         self._every_s = every_s
-        self._file = out
         self._commands = commands
         self._answers = answers
         self._pending = b""
@@ -142,19 +153,21 @@ class _Child:
         self._failures = (httpx.HTTPError, httpx.InvalidURL)
 
     def run(self) -> None:
-        first = self._ask()
-        self.tell({"first": first["status"]})
+        first = [self._ask(target) for target in self._targets]
+        self.tell({"first": [answer["status"] for answer in first]})
         if not (command := self._command(None)).startswith("begin "):
             return
         self._t0_s = int(command.split()[1]) / 1e9
-        self._write(first)
+        for target, answer in zip(self._targets, first, strict=True):
+            self._write(target, answer)
         if not (command := self._scrape_until_told()).startswith("finish "):
             return
         began = time.monotonic()
         idle = self._wait_idle(began + float(command.split()[1]))
         waited_s = time.monotonic() - began
-        self._write(self._ask())
-        self._file.close()
+        self._scrape()
+        for target in self._targets:
+            target.file.close()
         report = ScrapeReport(
             self._count, self._failed, idle, round(waited_s, 3), time.process_time()
         )
@@ -187,18 +200,29 @@ class _Child:
             due_s = self._t0_s + tick * self._every_s
             if (command := self._command(due_s)) != "tick":
                 return command
-            self._write(self._ask())
+            self._scrape()
             # On a fixed grid; what a slow answer made us miss is skipped, not caught up.
             tick = max(tick, int((time.monotonic() - self._t0_s) / self._every_s)) + 1
 
+    def _scrape(self) -> None:
+        for target in self._targets:
+            self._write(target, self._ask(target))
+
     def _wait_idle(self, until_s: float) -> bool | None:
+        """Wait until every engine that tells how busy it is has nothing left to do."""
+        busy = list(self._targets)
+        told = False
         while True:
-            answer = self._ask()
-            active = active_requests(answer["text"])
-            if active == 0:
-                return True
-            if active is None and not self._may_answer_later(answer):
-                return None  # dead, or it does not tell: no use waiting
+            answers = [(target, self._ask(target)) for target in busy]
+            active = [active_requests(answer["text"]) for _, answer in answers]
+            told = told or any(count == 0 for count in active)
+            busy = [
+                target
+                for (target, answer), count in zip(answers, active, strict=True)
+                if count or (count is None and self._may_answer_later(answer))
+            ]
+            if not busy:
+                return True if told else None  # dead, or it does not tell: no use waiting
             if time.monotonic() >= until_s:
                 return False
             time.sleep(_IDLE_POLL_S)
@@ -207,12 +231,12 @@ class _Child:
     def _may_answer_later(answer: dict[str, Any]) -> bool:
         return answer["status"] is None and not str(answer["error"]).startswith("ConnectError")
 
-    def _ask(self) -> dict[str, Any]:
+    def _ask(self, target: Target) -> dict[str, Any]:
         asked_s = time.monotonic()
         utc = datetime.now(UTC).isoformat(timespec="milliseconds")
         status, text, error = None, "", None
         try:
-            answer = self._client.get(self._url)
+            answer = self._client.get(target.url)
             status, text = answer.status_code, keep_engine_lines(answer.text)
         except self._failures as failure:
             error = short_error(type(failure).__name__, failure)
@@ -226,22 +250,24 @@ class _Child:
             "error": error,
         }
 
-    def _write(self, answer: dict[str, Any]) -> None:
+    def _write(self, target: Target, answer: dict[str, Any]) -> None:
         answer["t_s"] = round(answer["t_s"] - self._t0_s, 6)
         line = json.dumps(answer, ensure_ascii=False) + "\n"
-        self._file.write(gzip.compress(line.encode(), mtime=0))
-        self._file.flush()
+        target.file.write(gzip.compress(line.encode(), mtime=0))
+        target.file.flush()
         self._count += 1
         self._failed += answer["status"] != 200
 
 
-def _run_child(url: str, every_s: float | None, out: BinaryIO, commands: int, answers: int) -> None:
+def _run_child(
+    targets: Sequence[Target], every_s: float | None, commands: int, answers: int
+) -> None:
     """Serve the parent until it says `finish` or is gone, then leave this process for good."""
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, signal.SIG_IGN)  # ends with the parent's pipe
     status = 70
     try:
-        child = _Child(url, every_s, out, commands, answers)
+        child = _Child(targets, every_s, commands, answers)
         child.run()
         status = 0
     except OSError as error:

@@ -13,13 +13,15 @@ STAMPS = ("auto", "kernel", "user")
 _SPEC_KEYS = frozenset(
     {
         *("version", "host", "port", "requests", "out", "scrape_every_s", "metrics_path"),
-        *("deadline_s", "stamps", "concurrency"),
+        *("deadline_s", "stamps", "concurrency", "legs"),
     }
 )
 _REQUEST_KEYS = frozenset(("id", "path", "body", "tags", "at_s", "lane", "start_s"))
 _LARGEST = 1e9  # seconds: a number beyond it is a mistake
 _ID = re.compile(r"[!-~]{1,200}")  # it travels as an HTTP header
 _PATH = re.compile(r"/[!-~]*")
+_LEG = re.compile(r"[a-z][a-z0-9-]*")
+_ADDRESS = re.compile(r"[!-~]+:[0-9]{1,5}")
 
 
 class BadSpec(Exception):
@@ -50,7 +52,10 @@ class Request:
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """One measured window. Files are absolute; times are seconds."""
+    """One measured window. Files are absolute; times are seconds.
+
+    `legs` are engines behind `host`, name to `host:port`, whose metrics are kept as well.
+    """
 
     host: str
     port: int
@@ -61,6 +66,7 @@ class WindowSpec:
     deadline_s: float
     stamps: str
     concurrency: int | None
+    legs: dict[str, str]
 
 
 def load_spec(path: Path) -> WindowSpec:
@@ -85,7 +91,20 @@ def load_spec(path: Path) -> WindowSpec:
         deadline_s=get.number("deadline_s", 600.0, low=0.001) or 0.0,
         stamps=stamps,
         concurrency=None if limit is None else int(limit),
+        legs=_legs(raw.get("legs", {}), path.name),
     )
+
+
+def _legs(raw: object, where: str) -> dict[str, str]:
+    """Check names (they become files') and addresses of engines behind the host."""
+    if not isinstance(raw, dict):
+        raise BadSpec(f"{where}: legs: an object is needed")
+    for name, address in raw.items():
+        if not _LEG.fullmatch(name):
+            raise BadSpec(f"{where}: legs: {name!r} is no name of a leg")
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise BadSpec(f"{where}: legs: {name}: host:port is needed, not {address!r}")
+    return dict(raw)
 
 
 def load_requests(path: Path) -> list[Request]:

@@ -2,7 +2,7 @@
 
 Scrape /metrics once, scrape beside the load, run the load, wait until the engine is idle, scrape
 once more, write the summary. Files in the spec's `out`: samples.jsonl (a line a request, as they
-end), metrics.jsonl.gz, load.json.
+end), metrics.jsonl.gz (and metrics-LEG.jsonl.gz of each engine behind it), load.json.
 
 Exit status: 0 when the window was measured, failed requests included (they are data); 2 for a
 spec that cannot be used; 70 when a result cannot be written; 143 / 130 after SIGTERM / SIGINT,
@@ -68,8 +68,10 @@ def run_window(spec: WindowSpec, requests: list[Request], clock: Clock) -> int:
     gc.collect()
     gc.freeze()  # also keeps the forked processes from copying these pages
     host = f"[{spec.host}]" if ":" in spec.host else spec.host
-    url = f"http://{host}:{spec.port}{spec.metrics_path}"
-    scraper = Scraper(url, spec.scrape_every_s, spec.out / "metrics.jsonl.gz")
+    addresses = {"metrics.jsonl.gz": f"{host}:{spec.port}"}
+    addresses |= {f"metrics-{leg}.jsonl.gz": address for leg, address in spec.legs.items()}
+    urls = {spec.out / file: f"http://{at}{spec.metrics_path}" for file, at in addresses.items()}
+    scraper = Scraper(urls, spec.scrape_every_s)
     writer = Writer(requests, spec.out / "samples.jsonl")
     scraper.wait_first()
     arrivals = Arrivals(clock, use_kernel=spec.stamps != "user")

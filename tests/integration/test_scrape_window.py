@@ -103,6 +103,39 @@ def test_a_reset_of_counters_is_seen_in_the_scrapes(tmp_path: Path) -> None:
     assert any(b < a for a, b in itertools.pairwise(prompt))
 
 
+def test_engines_behind_the_entry_are_kept_in_files_of_their_own(tmp_path: Path) -> None:
+    """Two stubs: one is asked, the other stands behind it and is busy when the load has ended."""
+    folder = tmp_path / "behind"
+    folder.mkdir()
+    busy = completion("busy", tokens=100)["body"]
+    with running_stub(tmp_path) as entry, running_stub(folder) as behind:
+        legs = {"consumer": f"127.0.0.1:{behind.port}"}
+        with httpx.stream("POST", f"{behind.url}/v1/completions", json=busy, trust_env=False):
+            got = run_window(tmp_path, entry.port, [completion("r", tokens=7)], legs=legs)
+    scrapes = list(read_scrapes(tmp_path / "out/metrics-consumer.jsonl.gz"))
+    assert total(got.scrapes[-1]["text"], "vllm:generation_tokens_total") == 7
+    assert total(scrapes[0]["text"], "vllm:num_requests_running") == 1
+    assert total(scrapes[-1]["text"], "vllm:num_requests_running") == 0  # it was waited for
+    assert total(scrapes[-1]["text"], "vllm:generation_tokens_total") == 100
+    assert got.load["idle"] is True
+    assert got.load["scrapes"] == len(got.scrapes) + len(scrapes)
+    assert [s["t_s"] < 0 for s in scrapes][:2] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("legs", "says"),
+    [
+        ({"a/b": "host:1"}, "'a/b' is no name of a leg"),
+        ({"consumer": "host"}, "consumer: host:port is needed"),
+        (["consumer"], "an object is needed"),
+    ],
+)
+def test_a_leg_that_cannot_be_asked_is_refused(tmp_path: Path, legs: object, says: str) -> None:
+    got = run_window(tmp_path, 9, [completion("r")], legs=legs)
+    assert got.status == 2
+    assert says in got.stderr
+
+
 def test_a_file_cut_short_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl.gz"
     whole = gzip.compress(b'{"n": 1}\n') + gzip.compress(b'{"n": 2}\n')

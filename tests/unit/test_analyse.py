@@ -291,3 +291,15 @@ def test_a_plan_without_spare_pairs_keeps_the_hash_it_had_before_there_were_any(
     plan = bench_frame(1, 6, None).plan
     assert "spare_pairs" not in plan.hashed
     assert bench_frame(1, 6, None, 3).plan.sha256 != plan.sha256
+
+
+def test_a_shared_device_is_no_performance_result() -> None:
+    run = drawn(effect=0.30)
+    assert concluded(run).verdict.word == "supported"
+    run.plan = run.plan.model_copy(update={"shared_device": True})
+    found = concluded(run)
+    assert (found.verdict.word, found.verdict.reason) == (
+        "inconclusive",
+        "a shared device, not a performance result",
+    )
+    assert "shared_device" in [n.code for n in found.notices]

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from kit.experiment import (
+    Arm,
+    Condition,
     Experiment,
+    QualityLimit,
     Scale,
     apply_variant,
     experiment_docs,
@@ -16,6 +19,7 @@ from kit.experiment import (
 )
 from kit.inside.spec import load_requests
 from kit.plan import flag_words, request_lines
+from kit.virtual import virtual_plan
 
 PLATFORMS = ("cpu", "cuda")
 
@@ -64,20 +68,38 @@ def test_what_is_judged_is_measured(name: str, variant: str | None) -> None:
     names = [m.name for m in experiment.all_measures]
     assert len(set(names)) == len(names)
     assert experiment.hypothesis.measure in names
-    assert {c.measure for c in experiment.acted} <= set(names)
+    held = [p.holds for p in experiment.preconditions]
+    conditions = [*experiment.acted, *(h for h in held if isinstance(h, Condition))]
+    assert {c.measure for c in conditions} <= set(names)
     compared = {c.name for c in experiment.comparisons}
-    assert {q.comparison for q in experiment.quality} <= compared
+    limits = [*experiment.quality, *(h for h in held if isinstance(h, QualityLimit))]
+    assert {q.comparison for q in limits} <= compared
+
+
+def difference(arm: Arm) -> tuple[object, ...]:
+    return (arm.flags, arm.env, arm.image, arm.topology, arm.legs)
+
+
+@pytest.mark.parametrize(("name", "variant"), FORMS)
+def test_the_services_of_every_arm_are_there_and_equally_many_devices_unless_that_is_asked(
+    name: str, variant: str | None
+) -> None:
+    plan, _ = virtual_plan(name, form(name, variant))
+    for arm in plan.arms:
+        topology = plan.topology_of(arm.role)
+        assert {service.name for service in arm.services} <= set(topology.services)
+        assert bool(topology.proxy) == bool(arm.service(topology.entry).args)
+    devices = [a.ranks * len(plan.topology_of(a.role).engines) for a in plan.arms]
+    assert devices[0] == devices[1] or plan.variable == "tensor_parallel_size"
+    entries = {bool(plan.topology_of(a.role).proxy) for a in plan.arms}
+    assert len(entries) == 1  # the proxy is in front of both arms or of none
 
 
 @pytest.mark.parametrize(("name", "variant"), FORMS)
 def test_the_arms_differ_and_only_by_their_own_flags(name: str, variant: str | None) -> None:
     experiment = form(name, variant)
     baseline, candidate = experiment.variable.arms
-    assert (baseline.flags, baseline.env, baseline.image) != (
-        candidate.flags,
-        candidate.env,
-        candidate.image,
-    )
+    assert difference(baseline) != difference(candidate)
     assert set(baseline.flags) == set(candidate.flags)
     assert set(baseline.env) == set(candidate.env)
     assert not set(baseline.flags) & set(experiment.settings)

@@ -124,7 +124,7 @@ def test_a_malformed_description_is_named(tmp_path: Path, text: str) -> None:
 
 def test_cpu_can_always_be_asked_for() -> None:
     platform = find_platform("cpu")
-    assert (platform.name, platform.accel, platform.device) == ("cpu", "cpu", None)
+    assert (platform.name, platform.accel, platform.devices) == ("cpu", "cpu", ())
     assert platform.why
     assert parse_cpus(platform.server_cpuset)
 
