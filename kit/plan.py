@@ -137,7 +137,8 @@ class Plan(Value):
 
     With `stopping` a run may end at one of its looks, and with `spare_pairs` as soon as `pairs`
     of them were not spoiled by the machine's other load; `slots` are then the most it may need.
-    With `shared_device` all engines are on one device, and no effect is judged.
+    With `shared_device` all engines are on one device, and no effect is judged. What came after
+    the first plans is left out where it is empty, so that older plans keep their hash.
     """
 
     schema_version: Literal["1.0"] = "1.0"
@@ -152,7 +153,7 @@ class Plan(Value):
     hypothesis: Hypothesis
     acted: tuple[Condition, ...]
     quality: tuple[QualityLimit, ...] = ()
-    preconditions: tuple[Precondition, ...] = ()
+    preconditions: tuple[Precondition, ...] = Field(default=(), exclude_if=_is_empty)
     measures: tuple[str, ...]
     limits: Limits
     engine: Literal["vllm", "stub"] = "vllm"
@@ -164,24 +165,15 @@ class Plan(Value):
     phases: tuple[PlannedPhase, ...]
     slots: tuple[Slot, ...]
     stopping: Stopping | None = None
-    spare_pairs: int = 0
+    spare_pairs: int = Field(default=0, exclude_if=_is_empty)
     seed: int
     resources: Resources
-    shared_device: bool = False
+    shared_device: bool = Field(default=False, exclude_if=_is_empty)
 
     @property
     def sha256(self) -> str:
-        """The hash of the plan's canonical JSON (RFC 8785).
-
-        A field that came later counts where it says something, so that older plans keep theirs.
-        """
-        return canonical_sha256(self.hashed)
-
-    @property
-    def hashed(self) -> dict[str, Any]:
-        """The JSON form that the hash is over."""
-        told = self.model_dump(mode="json")
-        return {key: value for key, value in told.items() if (key, value) not in _LATER}
+        """The hash of the plan's canonical JSON (RFC 8785)."""
+        return canonical_sha256(self.model_dump(mode="json"))
 
     @property
     def case(self) -> str:
@@ -214,13 +206,6 @@ class Plan(Value):
     def topology_of(self, role: Role) -> Topology:
         """Return the services that an arm runs on."""
         return find_topology(self.arm(role).topology or self.topology)
-
-
-_LATER: tuple[tuple[str, Any], ...] = (
-    ("spare_pairs", 0),
-    ("preconditions", []),
-    ("shared_device", False),
-)
 
 
 def canonical_sha256(value: Any) -> str:

@@ -289,7 +289,7 @@ def test_other_faults_are_never_set_aside() -> None:
 
 def test_a_plan_without_spare_pairs_keeps_the_hash_it_had_before_there_were_any() -> None:
     plan = bench_frame(1, 6, None).plan
-    assert "spare_pairs" not in plan.hashed
+    assert "spare_pairs" not in plan.model_dump()
     assert bench_frame(1, 6, None, 3).plan.sha256 != plan.sha256
 
 
