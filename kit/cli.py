@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from kit import console, engine, engine_setup, owner
+from kit.cli_again import Out, Quick, add_again_commands
 from kit.cli_check import check_command
 from kit.cli_fit import fit_command
 from kit.cli_images import Json, add_image_commands
@@ -52,12 +53,10 @@ Spare = Annotated[
         "other load spoiled. None under 6 pairs and with `auto`.",
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="One pair: shows the way, never decides.")]
 Model = Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")]
 Platform = Annotated[str | None, typer.Option(help="cpu or cuda; default: what this machine has.")]
 Variant = Annotated[str | None, typer.Option(help="A named variant; listed at the end of --help.")]
 Seed = Annotated[int, typer.Option(help="Seed of workload and order of replicates.")]
-Out = Annotated[Path, typer.Option(help="Where run folders go.", show_default="runs")]
 ReadyTimeout = Annotated[
     float | None, typer.Option(help="Seconds a server may take to become healthy.")
 ]
@@ -211,79 +210,6 @@ def analyse_command(
         console.say(f"verdict: {result['verdict']['word']}: {result['verdict']['reason']}")
         console.say("equal to the manifest" if result["equal"] else "NOT equal to the manifest")
     raise typer.Exit(0 if result["equal"] else 70)
-
-
-@app.command("reproduce")
-def reproduce_command(
-    file: Annotated[Path, typer.Argument(help="A manifest, or a run's folder.")],
-    only_check: Annotated[
-        bool, typer.Option("--only-check", help="Show what differs; build and start nothing.")
-    ] = False,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(help="A difference, by its name, that shall not stand in the way."),
-    ] = None,
-    quick: Quick = False,
-    out: Out = RUNS,
-    as_json: Json = False,
-) -> None:
-    """Run a recorded run's plan again on the same bits, and say whether the result came back.
-
-    Ends in reproduced (exit 0), not reproduced (6), inconclusive (7) or incomparable (8).
-    """
-    from kit import reproduce, reproduction_report
-
-    accepted = accept or []
-    recorded = reproduce.read_recorded(file)
-    found = reproduce.check(recorded, accepted, reproduce.host_facts())
-    preflight = found.preflight
-    if not as_json:
-        reproduction_report.show_preflight(preflight)
-    if preflight.blocking or only_check:
-        word = "incomparable" if preflight.blocking else "comparable"
-        console.say(
-            f"{word}: {', '.join(preflight.blocking)}"
-            if preflight.blocking
-            else "nothing stands in the way of running it again here"
-        )
-        if as_json:
-            console.data({"word": word, "preflight": preflight.model_dump(mode="json")})
-        raise typer.Exit(reproduce.EXIT["incomparable"] if preflight.blocking else 0)
-    result, folder = reproduce.reproduce(
-        found, accepted, out.expanduser().resolve(), console.say, quick=quick
-    )
-    reproduction_report.write(folder, recorded.manifest, result)
-    outcome = result.outcome
-    console.say(f"report: {folder / 'reproduction.en.md'}")
-    console.say(f"{outcome.word}: {outcome.reason} ({outcome.distance})")
-    if as_json:
-        console.data({"run": str(folder), **result.model_dump(mode="json")})
-    raise typer.Exit(reproduce.EXIT[outcome.word])
-
-
-@app.command("compare")
-def compare_command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Two manifests or run folders; or one folder of many.")
-    ],
-    experiment: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
-    image: Annotated[str | None, typer.Option(help="Only runs with this image id.")] = None,
-    verdict: Annotated[str | None, typer.Option(help="Only this verdict.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Show two runs side by side with everything in which they differ, or a table of many."""
-    from kit import compare_table
-
-    if len(runs) == 2:
-        result = compare_table.two(*runs)
-    elif len(runs) == 1:
-        result = compare_table.many(runs[0], experiment, image, verdict)
-    else:
-        raise UsageError("compare takes two runs, or one folder of many")
-    if as_json:
-        console.data(result.data)
-    else:
-        console.table(result.title, result.columns, result.rows)
 
 
 @app.command("reference")
@@ -440,6 +366,7 @@ def sweep_command() -> None:
 
 add_image_commands(app)
 add_share_commands(app)
+add_again_commands(app)
 app.command("fit")(fit_command)
 app.command("check")(check_command)
 

@@ -141,8 +141,16 @@ def prepare(
     return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
 
 
-def prepare_again(plan: Plan, files: Mapping[str, bytes], platform: Platform, say: Say) -> Prepared:
+def prepare_again(
+    plan: Plan,
+    files: Mapping[str, bytes],
+    platform: Platform,
+    say: Say,
+    how: Mapping[str, str],
+) -> Prepared:
     """Make images and model ready for a plan that exists already.
+
+    `how` says of images that were just brought in where from, by their ids.
 
     Raises what building and fetching raise, and `IdentityMismatch` or `ModelDamaged` where what
     is here is not what the plan names.
@@ -162,7 +170,7 @@ def prepare_again(plan: Plan, files: Mapping[str, bytes], platform: Platform, sa
             f"the model {plan.model.id} here has other files than the plan's",
             hint="use the commit of the kit that the manifest names",
         )
-    ran = {key: _ran(image) for key, image in built.items()}
+    ran = {key: _ran(image, how.get(key)) for key, image in built.items()}
     return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform)
 
 
@@ -173,7 +181,7 @@ def _runtimes(built: Mapping[str, BuiltImage]) -> dict[str, Runtime]:
     }
 
 
-def _ran(built: BuiltImage) -> RanImage:
+def _ran(built: BuiltImage, how: str | None = None) -> RanImage:
     return RanImage(
         id=built.record.id,
         engine_id=built.image_id,
@@ -182,7 +190,7 @@ def _ran(built: BuiltImage) -> RanImage:
         diff_ids=built.identity.diff_ids,
         identity=built.identity.digest,
         lock_sha256=built.lock_sha256,
-        how=built.how,
+        how=how or built.how,
         state=built.state,
     )
 

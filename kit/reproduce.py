@@ -22,6 +22,7 @@ from kit.fact import Fact, HostPlace
 from kit.identity import kit_identity
 from kit.image import find_image
 from kit.manifest import Manifest, Original, load_manifest, manifest_json
+from kit.obtain import Source, images_of, obtain
 from kit.plan import Plan, PlannedImage, request_lines
 from kit.platform import Platform, find_platform
 from kit.prepare import prepare_again
@@ -229,7 +230,7 @@ def _images(plan: Plan, accepted: set[str]) -> tuple[Plan, list[Difference]]:
     """
     found = []
     taken: dict[str, PlannedImage] = {}
-    for wanted in {i.id: i for i in (*(a.image for a in plan.arms), plan.client_image)}.values():
+    for wanted in images_of(plan):
         taken[wanted.id] = wanted
         here = _locked_here(wanted.id)
         if here is None:
@@ -281,9 +282,17 @@ def _kit(original: Manifest) -> list[Difference]:
 
 
 def reproduce(
-    checkup: Checkup, accept: Iterable[str], out: Path, say: Say, *, quick: bool = False
+    checkup: Checkup,
+    accept: Iterable[str],
+    out: Path,
+    say: Say,
+    *,
+    quick: bool = False,
+    source: Source | None = None,
 ) -> tuple[Reproduction, Path]:
     """Run the recorded plan here and judge; return the record and the new run's folder.
+
+    The image is what this engine has, else comes from `source`, else is built from its lock.
 
     `quick` runs its first pair alone, which shows the way and decides nothing. The preflight
     must not be blocked. Raises what a run raises.
@@ -301,7 +310,8 @@ def reproduce(
     check_out(out)
     client = engine.connect()
     sweep_leftovers(client, say)
-    prepared = prepare_again(plan, checkup.files, checkup.platform, say)
+    how = obtain(recorded.manifest, plan, source or Source(), say)
+    prepared = prepare_again(plan, checkup.files, checkup.platform, say, how)
     again, folder = carry_out(client, checkup.experiment, prepared, out, say, original)
     found = [d for d in checkup.preflight.differences if not d.where.startswith("host.")]
     result = conclude(recorded, again, found, original.accepted)
