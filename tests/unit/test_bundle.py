@@ -494,7 +494,7 @@ def raw_index(whole: bytes, **changes: Any) -> bytes:
     body = {**parse_index(split(whole)[bundle_index.NAME]).model_dump(mode="json"), **changes}
     try:
         digest = bundle_index.canonical_sha256(body)
-    except ValueError:
+    except BadFile:
         digest = "0" * 64
     return (json.dumps({**body, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
 

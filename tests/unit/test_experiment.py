@@ -66,7 +66,9 @@ def test_every_form_can_be_planned_and_its_workload_is_the_same_each_time(
 @pytest.mark.parametrize(("name", "variant"), every_form())
 def test_arms_differ_and_an_image_differs_alone(name: str, variant: str | None) -> None:
     baseline, candidate = form(name, variant).variable.arms
-    settings = [baseline.flags != candidate.flags, baseline.env != candidate.env]
+    settings = [
+        getattr(baseline, n) != getattr(candidate, n) for n in ("flags", "env", "topology", "legs")
+    ]
     image = baseline.image != candidate.image
     assert any(settings) != image
 
