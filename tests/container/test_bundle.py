@@ -43,6 +43,7 @@ def untagged(client: docker.DockerClient) -> Iterator[Callable[[str], None]]:
         client.images.remove(f"{REPOSITORY}:test-kept")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_the_image_comes_back_from_the_bundle_with_equal_identity(
     run: Path,

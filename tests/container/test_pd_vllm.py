@@ -69,6 +69,7 @@ def stack(built: Ran) -> Iterator[str]:
         compose("down", "--timeout", "20")
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_an_answer_comes_through_the_proxy_and_the_consumer_s_counters_prove_it(
     stack: str,
@@ -84,6 +85,7 @@ def test_an_answer_comes_through_the_proxy_and_the_consumer_s_counters_prove_it(
     assert sent[1] > sent[0]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_both_legs_are_healthy_and_only_the_proxy_is_published(
     stack: str, client: docker.DockerClient
@@ -100,6 +102,7 @@ def test_both_legs_are_healthy_and_only_the_proxy_is_published(
     assert [b["HostIp"] for b in bindings] == ["127.0.0.1"]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_text_is_a_single_server_s_and_down_leaves_nothing(
     stack: str, client: docker.DockerClient
