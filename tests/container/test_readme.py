@@ -81,7 +81,7 @@ def test_the_stack_by_hand(built: Ran) -> None:
     assert left.stdout == ""
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 def test_prefill_and_decode_by_hand(built: Ran) -> None:
     """The lines after them: an answer, the consumer's count of moved bytes, and nothing left."""
     port = str(free_port())
