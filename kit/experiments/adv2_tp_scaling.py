@@ -30,7 +30,7 @@ from kit.measure import (
     ttft_s,
 )
 from kit.metrics import device_count
-from kit.quality import agreement, ratio_between
+from kit.quality import ratio_between
 
 PROMPT_TOKENS = {"cpu": 32, "cuda": 512}
 OUTPUT_TOKENS = {"cpu": 32, "cuda": 256}
@@ -227,9 +227,6 @@ EXPERIMENT = Experiment(
     comparisons=(
         Comparison(
             "scaling_efficiency", "1", "a device's throughput, candidate over baseline", efficiency
-        ),
-        Comparison(
-            "greedy_agreement", "1", "share of greedy answers that is equal", agreement("measure")
         ),
     ),
     refusals=(

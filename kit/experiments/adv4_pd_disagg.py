@@ -214,20 +214,19 @@ MEASURES = (
 
 
 def _evidence(*measures: str) -> tuple[Precondition, ...]:
-    found = [
+    return tuple(
         Precondition(
             otherwise="no transfer evidence",
             holds=Condition(measure=name, arm="candidate", op=">", value=0),
         )
         for name in measures
-    ]
-    return (
-        *found,
-        Precondition(
-            otherwise="the text is not a single server's",
-            holds=QualityLimit(comparison="greedy_agreement", op=">=", value=1.0),
-        ),
     )
+
+
+SAME_TEXT = Precondition(
+    otherwise="the text is not a single server's",
+    holds=QualityLimit(comparison="greedy_agreement", op=">=", value=1.0),
+)
 
 
 # -- variants ----------------------------------------------------------------------------------
@@ -273,6 +272,10 @@ def tp2_baseline(base: Experiment) -> Experiment:
     return replace(
         base,
         variable=variable.model_copy(update={"consequences": (*variable.consequences, *more)}),
+        # random weights are drawn for each rank, so another split is another model's text
+        preconditions=_evidence("kv_bytes", "kv_tokens"),
+        comparisons=(),
+        quality=(),
         # a split embedding is compiled on first use, which images without a compiler cannot
         env={"TORCHDYNAMO_DISABLE": "1"},
         model="qwen2.5-0.5b",
@@ -292,7 +295,7 @@ def shared_storage(base: Experiment) -> Experiment:
     # it hands no transfer parameters over: the consumer finds the files by the prompt's tokens
     legs["proxy"] = Leg(flags={"allow-recompute": True})
     arm = PD.model_copy(update={"topology": "pd-shared-ipc", "legs": legs})
-    return replace(base, variable=_variable(REPLICAS, arm), preconditions=_evidence("kv_tokens"))
+    return replace(base, variable=_variable(REPLICAS, arm), preconditions=(*_evidence("kv_tokens"), SAME_TEXT))
 
 
 EXPERIMENT = Experiment(
@@ -335,7 +338,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     quality=(QualityLimit(comparison="greedy_agreement", op=">=", value=1.0),),
-    preconditions=_evidence("kv_bytes", "kv_tokens"),
+    preconditions=(*_evidence("kv_bytes", "kv_tokens"), SAME_TEXT),
     variants={
         "long-short": long_short,
         "short-long": short_long,

@@ -161,7 +161,7 @@ def test_one_pair_of_adv2_tells_its_efficiency(tmp_path: Path) -> None:
     assert manifest.not_acted == ()
     (one,) = manifest.comparisons
     found = {r.name: r.value for r in one.readings}
-    assert 0 < (found["scaling_efficiency"] or 0) < 2
+    assert 0.1 < (found["scaling_efficiency"] or 0) < 2
 
 
 def test_too_few_devices_are_unsupported_before_anything_starts(tmp_path: Path) -> None:

@@ -227,3 +227,9 @@ def test_the_fallback_connector_is_told_where_and_judged_by_tokens() -> None:
     assert told["kv_connector_extra_config"]["shared_storage_path"].startswith("/dev/shm/")
     asked = [p.holds.measure for p in fallback.preconditions if isinstance(p.holds, Condition)]
     assert asked == ["kv_tokens"]
+
+
+def test_a_split_baseline_is_judged_without_its_text() -> None:
+    split = apply_variant(EXPERIMENT, NAME, "tp2-baseline")
+    assert {p.otherwise for p in split.preconditions} == {"no transfer evidence"}
+    assert (split.quality, split.comparisons) == ((), ())
