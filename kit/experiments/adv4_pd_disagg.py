@@ -295,7 +295,9 @@ def shared_storage(base: Experiment) -> Experiment:
     # it hands no transfer parameters over: the consumer finds the files by the prompt's tokens
     legs["proxy"] = Leg(flags={"allow-recompute": True})
     arm = PD.model_copy(update={"topology": "pd-shared-ipc", "legs": legs})
-    return replace(base, variable=_variable(REPLICAS, arm), preconditions=(*_evidence("kv_tokens"), SAME_TEXT))
+    return replace(
+        base, variable=_variable(REPLICAS, arm), preconditions=(*_evidence("kv_tokens"), SAME_TEXT)
+    )
 
 
 EXPERIMENT = Experiment(

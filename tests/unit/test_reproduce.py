@@ -10,9 +10,12 @@ import pytest
 from virtual_run import HOST_FACTS, exp1_run, write_run
 
 from kit import store
+from kit.bundle import make_bundle
 from kit.cli import main
-from kit.errors import BadFile, StaleNumber, UsageError
+from kit.errors import BadFile, BundleDamaged, StaleNumber, UsageError
+from kit.fact import Fact
 from kit.manifest import Manifest, Original, load_manifest, manifest_json, parse_manifest
+from kit.obtain import registry_digest
 from kit.paths import MANIFESTS
 from kit.reproduce import check, conclude, read_recorded
 from kit.reproduction_report import plot, render
@@ -173,3 +176,45 @@ def test_references_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(MANIFESTS), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == len(REFERENCES)
+
+
+def test_a_bundle_is_read_like_the_run_in_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, _ = make_bundle(run, tmp_path / "run.kitbundle", print, with_image=False)
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    capsys.readouterr()
+    assert main(["reproduce", str(bundle), "--only-check", "--json"]) == 8
+    told = json.loads(capsys.readouterr().out)
+    assert told["preflight"]["checked"] == "raw files"
+    assert set(told["preflight"]["blocking"]) == {"image.virtual", "model"}
+    assert list((tmp_path / "cache").glob("bundle-*")) == []
+
+
+def test_a_bundle_with_one_other_byte_is_not_reproduced(run: Path, tmp_path: Path) -> None:
+    bundle, _ = make_bundle(run, tmp_path / "run.kitbundle", print, with_image=False)
+    raw = bytearray(bundle.read_bytes())
+    place = raw.rindex(b'"sent_s"')
+    raw[place + 1] ^= 1
+    bundle.write_bytes(raw)
+    assert main(["reproduce", str(bundle), "--only-check"]) == BundleDamaged.exit_code
+
+
+def test_the_digest_of_a_registry_is_found_by_image(run: Path) -> None:
+    manifest = load_manifest(run / "manifest.json")
+    assert registry_digest(manifest, "virtual") is None
+    known = Fact(
+        group="container",
+        name="registry_digest",
+        value=["sha256:d"],
+        how="planted",
+        state="verified",
+        service="server",
+    )
+    replicates = tuple(
+        r.model_copy(update={"facts": (*r.facts, known)}) for r in manifest.replicates
+    )
+    told = manifest.model_copy(update={"replicates": replicates})
+    assert registry_digest(told, "virtual") == "sha256:d"
+    assert registry_digest(told, "other") is None
