@@ -131,7 +131,9 @@ EXPERIMENT = Experiment(
         measure="ttft_p50_s",
         direction="decrease",
         margin=0.10,
-        equivalence=0.15,
+        # on two shared cores a pair's log ratio has an sd of 0.2: two runs of six pairs that are
+        # the same then differ by less than this nearly always, and the effect is -2
+        equivalence=0.40,
     ),
     workload=workload,
     measures=(
