@@ -125,7 +125,7 @@ def lock_identity(record: ImageRecord) -> None:
         record,
         LockedIdentity(
             written_by="a test", base_sha256="", recipe={}, built_with={}, inside=inside,
-            digest=found.digest, **found.model_dump(),
+            digest=found.digest, **found.model_dump(exclude={"manifest_digest"}),
         ),
     )  # fmt: skip
 
