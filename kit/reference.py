@@ -7,12 +7,14 @@ from its raw files by the rules of today; the manifest that the run itself wrote
 from __future__ import annotations
 
 import json
+import lzma
 import tarfile
 from pathlib import Path
 
 from kit import report, store
 from kit.again import experiment_of
 from kit.analyse import Analysis, analyse, refused
+from kit.archive import fault_of_name, shown
 from kit.errors import BadFile, NotFound, StaleNumber
 from kit.identity import kit_identity
 from kit.manifest import Manifest, load_manifest, manifest_json
@@ -119,12 +121,24 @@ def archive_of(manifest: Path) -> Path:
 
 
 def unpack_reference(manifest: Path, run: Path) -> Path:
-    """Lay a reference out as a run folder, for `nox -s analyse` and `report`; return it."""
+    """Lay a reference out as a run folder, for `nox -s analyse` and `report`; return it.
+
+    Takes plain files below the folder alone; raises `BadFile` naming any other member.
+    """
     archive = archive_of(manifest)
     if not archive.is_file():
         raise NotFound(f"{archive.name} is not beside its manifest")
     run.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as members:
-        members.extractall(run, filter="data")
+    try:
+        with tarfile.open(archive) as members:
+            for member in members:
+                fault = fault_of_name(member.name)
+                body = members.extractfile(member) if member.isfile() else None
+                if fault or body is None:
+                    why = fault or "not a plain file"
+                    raise BadFile(f"{archive.name}: {shown(member.name)}: {why}")
+                store.write_bytes(run / member.name, body.read())
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise BadFile(f"{archive.name}: not a whole archive: {error}") from None
     store.write_bytes(run / "manifest.json", manifest.read_bytes())
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,28 @@ def test_a_manifest_without_its_archive_is_one_clear_error(tmp_path: Path) -> No
     lonely.write_bytes(REFERENCES[0].read_bytes())
     with pytest.raises(NotFound, match=r"case\.tar\.xz"):
         unpack_reference(lonely, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
+def test_an_archive_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    manifest = tmp_path / "case.json"
+    manifest.write_text("{}", "utf-8")
+    with tarfile.open(archive_of(manifest), "w:xz") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(BadFile, match="out"):
+        unpack_reference(manifest, tmp_path / "deep" / "run")
+    assert not list(tmp_path.rglob("out"))
+
+
+def test_links_and_torn_archives_are_refused(tmp_path: Path) -> None:
+    manifest = tmp_path / "case.json"
+    manifest.write_text("{}", "utf-8")
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(archive_of(manifest), "w:xz") as archive:
+        archive.addfile(link)
+    with pytest.raises(BadFile, match="not a plain file"):
+        unpack_reference(manifest, tmp_path / "run")
+    archive_of(manifest).write_bytes(archive_of(REFERENCES[0]).read_bytes()[:5000])
+    with pytest.raises(BadFile, match="not a whole archive"):
+        unpack_reference(manifest, tmp_path / "other")
