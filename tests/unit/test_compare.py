@@ -11,7 +11,8 @@ from kit import compare
 from kit.attack_again import attack_again, broken_promises, cells, manifest_of
 from kit.compare import Difference, judge_again
 from kit.fact import Fact, Match
-from kit.manifest import Manifest
+from kit.manifest import Manifest, load_manifest
+from kit.paths import MANIFESTS
 from kit.verdict import Verdict
 
 
@@ -153,3 +154,19 @@ def test_the_judgement_keeps_its_promises_on_planted_truth() -> None:
     table = attack_again(60, 3, lambda _: None)
     assert len(table) == len(cells())
     assert broken_promises(table, false_reproduced=0.15, power=0.65) == []
+
+
+REFERENCE = MANIFESTS / "exp1_prefix_cache" / "v0.32.0-cpu--smollm2-135m-instruct--cpu.json"
+
+
+def test_every_fact_of_a_run_that_differs_is_told_as_it_declares() -> None:
+    manifest = load_manifest(REFERENCE)
+    seen = {**compare.machine_of(manifest.facts), **compare.inside_of(manifest)}
+    assert len(seen) > 500
+    for where, (value, match) in seen.items():
+        if value is None:
+            continue
+        other = {**seen, where: ("changed", match)}
+        found = compare.differences(seen, other)
+        told = [(d.where, d.match) for d in found]
+        assert told == ([] if match == "ignored" else [(where, match)])

@@ -9,7 +9,7 @@ import pytest
 from virtual_run import exp1_run, write_run
 
 from kit.errors import BadFile, NotFound, all_errors
-from kit.manifest import load_manifest, manifest_json, now_utc, schema
+from kit.manifest import VERSION, load_manifest, manifest_json, now_utc, schema
 from kit.paths import MANIFESTS
 
 
@@ -84,3 +84,21 @@ def test_every_error_has_an_exit_code_of_its_own() -> None:
     assert len(codes) == len(set(codes))
     assert not {0, 3, 4, 5, 130, 143} & set(codes), "taken by verdicts and signals"
     assert all(cls.__doc__ for cls in all_errors())
+
+
+RELEASED = sorted((Path(__file__).parent.parent / "data" / "manifests").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RELEASED, ids=lambda p: p.stem)
+def test_every_released_version_is_still_read(path: Path) -> None:
+    """Files as the kit of that version wrote them; the plan keeps the hash it had."""
+    raw = json.loads(path.read_text("utf-8"))
+    assert raw["schema_version"] == path.stem
+    manifest = load_manifest(path)
+    assert manifest.schema_version == VERSION
+    assert manifest.plan.sha256 == raw["plan_sha256"]
+    assert manifest.effect is not None
+
+
+def test_the_present_version_is_among_the_released_ones() -> None:
+    assert VERSION in [path.stem for path in RELEASED]
