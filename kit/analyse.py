@@ -191,6 +191,8 @@ def answered(
     """Tell whether a run with a stopping rule or spare pairs may end now, from its files."""
     if len(replicates) % 2 or (plan.stopping is None and not plan.spare_pairs):
         return False
+    if plan.stopping is None and len(_pairs_of(replicates)) < plan.pairs:
+        return False  # before anything is read
     raws, telemetry = load_raws(run, plan, replicates)
     if plan.stopping is not None:
         return has_answer(plan, experiment, replicates, raws)

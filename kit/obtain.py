@@ -5,7 +5,7 @@ What none of them has is built from the lock afterwards, as for any run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ def obtain(manifest: Manifest, plan: Plan, source: Source, say: Say) -> dict[str
     Raises what loading and pulling raise; an image whose identity is not the plan's is refused.
     """
     how = {}
-    for wanted in images_of(plan):
+    for wanted in plan.distinct_images:
         if _is_here(wanted):
             continue
         digest = registry_digest(manifest, wanted.id)
@@ -49,11 +49,6 @@ def obtain(manifest: Manifest, plan: Plan, source: Source, say: Say) -> dict[str
         with suppress(NotFound):  # left out of the bundle: made as for any run
             install_model_from_bundle(source.bundle.folder, find_model(plan.model.id))
     return how
-
-
-def images_of(plan: Plan) -> Iterable[PlannedImage]:
-    """Return each image of a plan once."""
-    return {i.id: i for i in (*(arm.image for arm in plan.arms), plan.client_image)}.values()
 
 
 def _is_here(wanted: PlannedImage) -> bool:

@@ -191,6 +191,12 @@ class Plan(Value):
         return (self.arms[0].image.id, self.arms[1].image.id)
 
     @property
+    def distinct_images(self) -> tuple[PlannedImage, ...]:
+        """Each image of arms and client once."""
+        each = (*(arm.image for arm in self.arms), self.client_image)
+        return tuple({image.id: image for image in each}.values())
+
+    @property
     def pairs(self) -> int:
         """How many pairs are to count; under a stopping rule the most that can."""
         return 1 + max(slot.pair for slot in self.slots) - self.spare_pairs

@@ -155,7 +155,7 @@ def prepare_again(
     Raises what building and fetching raise, and `IdentityMismatch` or `ModelDamaged` where what
     is here is not what the plan names.
     """
-    wanted = {i.id: i for i in (*(arm.image for arm in plan.arms), plan.client_image)}
+    wanted = {image.id: image for image in plan.distinct_images}
     built = {key: build.ensure_image(find_image(key), say) for key in wanted}
     for key, image in built.items():
         if image.identity.digest != wanted[key].identity:

@@ -17,8 +17,9 @@ import jinja2
 import yaml
 
 from kit import store
+from kit.again import experiment_of
 from kit.errors import StaleNumber
-from kit.experiment import Text, apply_variant, find_experiment
+from kit.experiment import Text
 from kit.manifest import Manifest
 from kit.measure import Reading
 from kit.verdict import MIN_PAIRS
@@ -153,8 +154,7 @@ def command(manifest: Manifest) -> str:
 
 def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[dict[str, Any]]:
     plan = manifest.plan
-    asked = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
-    what = {m.name: m.what for m in asked.all_measures}
+    what = {m.name: m.what for m in experiment_of(plan).all_measures}
     rows = []
     for name in manifest.plan.measures:
         sides = {}

@@ -22,7 +22,7 @@ from kit.fact import Fact, HostPlace
 from kit.identity import kit_identity
 from kit.image import find_image
 from kit.manifest import Manifest, Original, load_manifest, manifest_json
-from kit.obtain import Source, images_of, obtain
+from kit.obtain import Source, obtain
 from kit.plan import Plan, PlannedImage, request_lines
 from kit.platform import Platform, find_platform
 from kit.prepare import prepare_again
@@ -230,7 +230,7 @@ def _images(plan: Plan, accepted: set[str]) -> tuple[Plan, list[Difference]]:
     """
     found = []
     taken: dict[str, PlannedImage] = {}
-    for wanted in images_of(plan):
+    for wanted in plan.distinct_images:
         taken[wanted.id] = wanted
         here = _locked_here(wanted.id)
         if here is None:
@@ -313,8 +313,7 @@ def reproduce(
     how = obtain(recorded.manifest, plan, source or Source(), say)
     prepared = prepare_again(plan, checkup.files, checkup.platform, say, how)
     again, folder = carry_out(client, checkup.experiment, prepared, out, say, original)
-    found = [d for d in checkup.preflight.differences if not d.where.startswith("host.")]
-    result = conclude(recorded, again, found, original.accepted)
+    result = conclude(recorded, again, checkup.preflight.differences, original.accepted)
     store.write_text(folder / RECORD, result.model_dump_json(indent=2) + "\n")
     return result, folder
 

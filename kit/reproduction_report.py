@@ -26,7 +26,7 @@ NAMES = {"baseline": "#0072B2", "candidate": "#D55E00"}  # told apart by the col
 
 def show_preflight(preflight: Preflight) -> None:
     """Print every difference: those that must not be first."""
-    order = sorted(preflight.differences, key=lambda d: (d.match != "must", d.where))
+    order = _must_first(preflight.differences)
     if order:
         console.table(
             "differences from the recorded run",
@@ -63,9 +63,13 @@ def render(first: Manifest, second: Manifest, result: Reproduction, language: st
         result=result,
         close=[_closeness(c) for c in result.outcome.closeness],
         arms=_arms(first, second),
-        differences=sorted(result.differences, key=lambda d: (d.match != "must", d.where)),
+        differences=_must_first(result.differences),
         plot=PLOT,
     )
+
+
+def _must_first(found: Sequence[compare.Difference]) -> list[compare.Difference]:
+    return sorted(found, key=lambda d: (d.match != "must", d.where))
 
 
 def _say(language: str, text: Text) -> str:
