@@ -23,6 +23,7 @@ from kit.experiment import (
     Text,
     Variable,
 )
+from kit.experiments.adv2_tp_scaling import SPLIT
 from kit.experiments.exp3_fp8_kv import TEXTS
 from kit.measure import (
     Comparison,
@@ -258,20 +259,9 @@ def tp2_baseline(base: Experiment) -> Experiment:
     split = _arm("tp2", "one server, TP 2", "一个 TP 2 服务", "tp-proxied", flags=flags)
     one = PD.model_copy(update={"flags": {"tensor-parallel-size": 1}})
     variable = _variable(split, one)
-    more = (
-        "parallel_config",
-        "compilation_config.pass_config",
-        "cache_config.num_gpu_blocks",
-        "cache_config.kv_cache_size_tokens",
-        "cache_config.kv_cache_max_concurrency",
-        "cache_config.kv_cache_memory_bytes",
-        "vllm_env.VLLM_CPU_OMP_THREADS_BIND",
-        "facts.server.vllm.environment.VLLM_CPU_OMP_THREADS_BIND",
-        "facts.server.gpu",
-    )
     return replace(
         base,
-        variable=variable.model_copy(update={"consequences": (*variable.consequences, *more)}),
+        variable=variable.model_copy(update={"consequences": (*variable.consequences, *SPLIT)}),
         # random weights are drawn for each rank, so another split is another model's text
         preconditions=_evidence("kv_bytes", "kv_tokens"),
         comparisons=(),
