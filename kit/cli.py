@@ -53,6 +53,14 @@ Spare = Annotated[
         "other load spoiled. None under 6 pairs and with `auto`.",
     ),
 ]
+Equivalence = Annotated[
+    float | None,
+    typer.Option(
+        help="How close a reproduction must come to count as the same, as a log ratio (0.1: within "
+        "a factor of 1.105); part of the plan. Default: the experiment's. Narrow it where the "
+        "machine is quiet.",
+    ),
+]
 Model = Annotated[str | None, typer.Option(help="Model id; see `nox -s models`.")]
 Platform = Annotated[str | None, typer.Option(help="cpu or cuda; default: what this machine has.")]
 Variant = Annotated[str | None, typer.Option(help="A named variant; listed at the end of --help.")]
@@ -72,6 +80,7 @@ def run_command(
     quick: Quick = False,
     replicates: Replicates = str(MIN_PAIRS),
     spare: Spare = SPARE_PAIRS,
+    equivalence: Equivalence = None,
     image: Annotated[str | None, typer.Option(help="Image id; see `nox -s images`.")] = None,
     model: Model = None,
     platform: Platform = None,
@@ -97,6 +106,7 @@ def run_command(
         pairs=1 if quick else _pairs(replicates),
         stopping=Stopping() if replicates == "auto" and not quick else None,
         spare_pairs=0 if quick else _spare(replicates, spare),
+        equivalence=equivalence,
         seed=seed,
         against_itself=aa,
         shared_device=shared_device,
@@ -115,6 +125,7 @@ def compare_versions_command(
     quick: Quick = False,
     replicates: Replicates = str(MIN_PAIRS),
     spare: Spare = SPARE_PAIRS,
+    equivalence: Equivalence = None,
     model: Model = None,
     platform: Platform = None,
     variant: Variant = None,
@@ -133,6 +144,7 @@ def compare_versions_command(
         pairs=1 if quick else _pairs(replicates),
         stopping=Stopping() if replicates == "auto" and not quick else None,
         spare_pairs=0 if quick else _spare(replicates, spare),
+        equivalence=equivalence,
         seed=seed,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,

@@ -6,6 +6,7 @@ Names are checked first, before anything is fetched, built or started.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ class Options:
     pairs: int = MIN_PAIRS
     stopping: Stopping | None = None
     spare_pairs: int = 0
+    equivalence: float | None = None
     seed: int = 1
     against_itself: bool = False
     shared_device: bool = False
@@ -74,6 +76,11 @@ def choose(name: str, options: Options) -> Experiment:
         raise UsageError("--replicates must be at least 1", hint="leave it out for 6 pairs")
     if options.spare_pairs < 0:
         raise UsageError("--spare must be at least 0", hint="leave it out for 3 pairs")
+    if options.equivalence is not None:
+        if not 0 < options.equivalence < math.inf:
+            raise UsageError("--equivalence must be above 0", hint="0.1 is a factor of 1.105")
+        registered = experiment.hypothesis.model_copy(update={"equivalence": options.equivalence})
+        experiment = replace(experiment, hypothesis=registered)
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
         if chosen:
             find_image(chosen)
