@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,28 +24,32 @@ from kit.measure import (
     Measure,
     Raw,
     Reading,
+    null_reading,
     output_throughput,
     quantile_of,
     ratio_of,
+    reading_of,
     tpot_s,
     ttft_s,
 )
 from kit.metrics import device_count
 from kit.quality import ratio_between
+from kit.trace import PARTS, PROFILER_CONFIG, Split, trace_file
 
 PROMPT_TOKENS = {"cpu": 32, "cuda": 512}
 OUTPUT_TOKENS = {"cpu": 32, "cuda": 256}
 BATCH = 8
 RATES = {"cpu": (0.25, 0.5, 1.0, 1.5, 2.0), "cuda": (5.0, 10.0, 20.0, 50.0, 100.0)}  # requests/s
+PROFILED_TOKENS = 16  # a step is thousands of events
 STAIR_S = 16.0  # each rate gives whole requests in the part of a stair that is counted
 
 
-def _request(scale: Scale, name: str, **when: Any) -> dict[str, Any]:
+def _request(scale: Scale, name: str, *, tokens: int | None = None, **when: Any) -> dict[str, Any]:
     draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
     body = {
         "model": scale.model,
         "prompt": [draw.randrange(1000, 20_000) for _ in range(PROMPT_TOKENS[scale.platform])],
-        "max_tokens": OUTPUT_TOKENS[scale.platform],
+        "max_tokens": tokens or OUTPUT_TOKENS[scale.platform],
         "ignore_eos": True,
         "temperature": 0.0,
         "seed": scale.seed,
@@ -74,6 +78,15 @@ def staircase_workload(scale: Scale) -> tuple[Phase, ...]:
         for i, arrival in enumerate(staircase(RATES[scale.platform], STAIR_S))
     )
     return (_warmup(scale), Phase("measure", asked, concurrency=len(asked)))
+
+
+def profiled_workload(scale: Scale) -> tuple[Phase, ...]:
+    """Build the lanes, and after them one short request each under the profiler."""
+    asked = tuple(
+        _request(scale, f"p{i:03d}", tokens=PROFILED_TOKENS, lane=f"lane{i}") for i in range(BATCH)
+    )
+    last = Phase("profile", asked, concurrency=BATCH, scrape_every_s=None, profile=True)
+    return (*workload(scale), last)
 
 
 _THROUGHPUT = output_throughput()
@@ -131,6 +144,38 @@ MEASURES = (
     _median("ttft_p50_s", "TTFT, median", ttft_s),
     _median("tpot_p50_s", "TPOT, median", tpot_s),
 )
+
+
+def _traced(rank: int, of: Callable[[Split], float]) -> Callable[[Raw], Reading]:
+    """Measure a number of the profiled phase's trace of one rank."""
+
+    def compute(raw: Raw) -> Reading:
+        window, name = raw.windows["profile"], trace_file("server", rank)
+        if name not in window.traces:
+            return null_reading(f"there is no rank {rank}", 0, window.samples_file)
+        split, file = window.traces[name], f"{window.folder}/{name}"
+        if split is None:
+            return null_reading("the trace has no op and no kernel", 0, file)
+        return reading_of(of(split), 1, file)
+
+    return compute
+
+
+def _of_rank(rank: int) -> Iterator[Measure]:
+    """Yield a rank's traced window and the shares of its parts; all of it as slow as profiled."""
+
+    def share(part: str) -> Callable[[Split], float]:
+        return lambda split: float(getattr(split, f"{part}_s")) / split.window_s
+
+    yield Measure(
+        f"rank{rank}_traced_s",
+        "s",
+        f"traced window of rank {rank}",
+        _traced(rank, lambda split: split.window_s),
+    )
+    for part in (*PARTS, "gaps"):
+        what = f"share of {part} in the traced window of rank {rank}"
+        yield Measure(f"rank{rank}_{part}_share", "1", what, _traced(rank, share(part)))
 
 
 def efficiency(baseline: Raw, candidate: Raw) -> Reading:
@@ -199,6 +244,16 @@ def batch_1(base: Experiment) -> Experiment:
 def batch_64(base: Experiment) -> Experiment:
     """Keep 64 requests under way: throughput, where splitting helps least."""
     return replace(base, workload=partial(workload, batch=64))
+
+
+def profile(base: Experiment) -> Experiment:
+    """Trace each rank after the measured phase: what share of its time is communication?"""
+    return replace(
+        base,
+        workload=profiled_workload,
+        measures=(*MEASURES, *_of_rank(0), *_of_rank(1)),
+        settings={**base.settings, "profiler-config": PROFILER_CONFIG},
+    )
 
 
 def load_curve(base: Experiment) -> Experiment:
@@ -323,6 +378,7 @@ EXPERIMENT = Experiment(
         "batch-64": batch_64,
         "instances": instances,
         "load-curve": load_curve,
+        "profile": profile,
         "tp-4": tp_4,
         "tp-8": tp_8,
     },

@@ -27,6 +27,7 @@ from .stub_config import BadStub, StubConfig, parse_config_text, parse_serve
 from .stub_engine import Engine, Service, prompt_tokens_of
 from .stub_frames import Frames, usage_of
 from .stub_pages import VERSION, metrics_text, models, server_info
+from .stub_trace import write_traces
 from .stub_wire import Wire, chunked, json_answer
 
 _BACKLOG = 4096
@@ -116,6 +117,12 @@ class Stub:
             ("POST", "/tokenize"): lambda: _tokenize(body),
             ("POST", "/detokenize"): lambda: _detokenize(body),
         }
+        told = engine.arguments.get("profiler_config")
+        if isinstance(told, dict):
+            folder = Path(told["torch_profiler_dir"])
+            ranks = int(engine.arguments.get("tensor_parallel_size", 1))
+            pages["POST", "/start_profile"] = lambda: ""
+            pages["POST", "/stop_profile"] = lambda: write_traces(folder, ranks)
         found = pages.get((method, path))
         if found is None:
             return 404, {"detail": "Not Found"}

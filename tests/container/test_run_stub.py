@@ -106,6 +106,22 @@ def test_server_faults_end_in_their_own_error(
     assert manifest.failure.error == error.__name__
 
 
+def test_each_rank_s_trace_is_kept_after_the_measured_phase(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    words = ("run", "adv2_tp_scaling", "--platform", "cpu", "--quick", "--variant", "profile")
+    stub = stub_file(**CACHED)
+    ran = run_kit(*words, "--json", "--out", str(tmp_path / "runs"), "--stub", stub)
+    assert ran.stdout.startswith("{"), ran.stderr
+    manifest, run = only_manifest(tmp_path)
+    by_role = {r.role: r for r in manifest.replicates}
+    for role, ranks in (("baseline", 1), ("candidate", 2)):
+        folder = run / by_role[role].folder / "profile"
+        assert len(list(folder.glob("trace-server-rank*.json.gz"))) == ranks
+    values = {x.name: x.value for x in by_role["candidate"].readings}
+    assert values["rank1_communication_share"] == pytest.approx(0.2, abs=1e-6)
+
+
 def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
