@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from kit.manifest import RanImage, Replicate, now_utc
 from kit.plan import Plan, PlannedPhase, Slot
 from kit.platform import Share, parse_cpus
 from kit.profiler import profiled
-from kit.ready import check_alive, service_container, wait_healthy
+from kit.ready import check_alive, check_serving, service_container, wait_healthy
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.telemetry_gpu import EVERY_S, Devices
 from kit.topology import PORT, Topology
+from kit.value import load_json
 
 Say = Callable[[str], None]
 
@@ -310,6 +312,18 @@ def _run_phase(
         box.window(f"/out/{phase.name}/window.json", _progress(bench.say, phase))
     for service, server in servers.items():
         check_alive(server, service)
+    if load_json(folder / "load.json")["failed"]:
+        for service in topology.engines:
+            check_serving(servers[service], service, partial(_health, box, service))
+
+
+def _health(box: ClientBox, service: str) -> int | None:
+    """Return the status of an engine's /health, None where it gives no answer."""
+    try:
+        answer = box.ask("GET", f"http://{service}:{PORT}/health")
+    except ProbeFailed:
+        return None
+    return int(answer["status"])
 
 
 def _progress(say: Say, phase: PlannedPhase) -> Callable[[Mapping[str, Any]], None]:
