@@ -32,7 +32,7 @@ from kit.measure import (
     tpot_s,
     ttft_s,
 )
-from kit.metrics import device_count
+from kit.metrics import PROXY_COST, device_count
 from kit.quality import ratio_between
 from kit.trace import PARTS, PROFILER_CONFIG, Split, trace_file
 
@@ -323,6 +323,7 @@ def instances(base: Experiment) -> Experiment:
             margin=0.10,
             equivalence=0.30,
         ),
+        measures=(*MEASURES, PROXY_COST),
         acted=tuple(
             Condition(measure="devices", arm=arm, op="==", value=2)
             for arm in ("baseline", "candidate")

@@ -18,6 +18,7 @@ from kit.experiment import (
     find_experiment,
 )
 from kit.inside.spec import load_requests
+from kit.metrics import PROXY_COST
 from kit.plan import flag_words, request_lines
 from kit.virtual import virtual_plan
 
@@ -94,6 +95,7 @@ def test_the_services_of_every_arm_are_there_and_equally_many_devices_unless_tha
     assert devices[0] == devices[1] or plan.variable == "tensor_parallel_size"
     entries = {bool(plan.topology_of(a.role).proxy) for a in plan.arms}
     assert len(entries) == 1  # the proxy is in front of both arms or of none
+    assert entries == {PROXY_COST.name in plan.measures}
 
 
 @pytest.mark.parametrize(("name", "variant"), FORMS)
