@@ -85,26 +85,43 @@ def bench_proxy(
     return results
 
 
+COLUMNS = (
+    "streams",
+    "start",
+    "TTFT direct p50/p99 ms",
+    "TTFT proxy p50/p99 ms",
+    "token direct p50/p99 ms",
+    "token proxy p50/p99 ms",
+    "added p99 TTFT/token ms",
+    "core noise p99 ms",
+    "own cores",
+    "within targets",
+)
+
+
+def cells_of(cost: ProxyCost) -> list[str]:
+    """Return a row of the table, times in ms."""
+
+    def ms(*seconds: float) -> str:
+        return " / ".join(f"{s * 1e3:.3f}" for s in seconds)
+
+    return [
+        str(cost.streams),
+        cost.mode,
+        ms(cost.direct_ttft_p50_s, cost.direct_ttft_p99_s),
+        ms(cost.proxy_ttft_p50_s, cost.proxy_ttft_p99_s),
+        ms(cost.direct_token_p50_s, cost.direct_token_p99_s),
+        ms(cost.proxy_token_p50_s, cost.proxy_token_p99_s),
+        ms(cost.added_ttft_p99_s, cost.added_token_p99_s),
+        ms(cost.noise_p99_s),
+        "yes" if cost.separate_cores else "no",
+        "yes" if cost.ok else "no",
+    ]
+
+
 def show_proxy(results: Sequence[ProxyCost]) -> None:
     """Print the results as a table, times in ms."""
-    columns = ["streams", "start", "TTFT direct p50/p99 ms", "TTFT proxy p50/p99 ms"]
-    columns += ["token direct p50/p99 ms", "token proxy p50/p99 ms"]
-    columns += ["added p99 TTFT/token ms", "core noise p99 ms", "within targets"]
-    rows = [
-        [
-            str(r.streams),
-            r.mode,
-            f"{r.direct_ttft_p50_s * 1e3:.3f} / {r.direct_ttft_p99_s * 1e3:.3f}",
-            f"{r.proxy_ttft_p50_s * 1e3:.3f} / {r.proxy_ttft_p99_s * 1e3:.3f}",
-            f"{r.direct_token_p50_s * 1e3:.3f} / {r.direct_token_p99_s * 1e3:.3f}",
-            f"{r.proxy_token_p50_s * 1e3:.3f} / {r.proxy_token_p99_s * 1e3:.3f}",
-            f"{r.added_ttft_p99_s * 1e3:.3f} / {r.added_token_p99_s * 1e3:.3f}",
-            f"{r.noise_p99_s * 1e3:.3f}",
-            "yes" if r.ok else "no",
-        ]
-        for r in results
-    ]
-    console.table("what the proxy adds, one replica", columns, rows)
+    console.table("what the proxy adds, one replica", list(COLUMNS), [cells_of(r) for r in results])
 
 
 def _measure_proxy(folder: Path, streams: int, mode: str, tokens: int) -> ProxyCost:
@@ -177,8 +194,8 @@ def _watched(core: int, noise: list[float]) -> Iterator[None]:
 
 def _watch(end: Connection, core: int) -> None:
     os.sched_setaffinity(0, {core})
-    late = []
-    while not end.poll():
+    late: list[float] = []
+    while not late or not end.poll():
         began_s = time.monotonic()
         time.sleep(_TICK_S)
         late.append(time.monotonic() - began_s - _TICK_S)

@@ -302,15 +302,25 @@ def bench_command(
     of_proxy: Annotated[
         bool, typer.Option("--proxy", help="Measure what the kit's proxy adds instead.")
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="With --proxy: put the table into docs/proxy.md.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Measure the load generator's own error against a stub with an exact schedule."""
     from kit.bench import bench, show
 
+    if write and not of_proxy:
+        raise UsageError("--write belongs to --proxy", hint="nox -s bench -- --proxy --write")
     if of_proxy:
         from kit.bench_proxy import bench_proxy, show_proxy
 
         costs = bench_proxy(tuple(streams or (64,)))
+        if write:
+            from kit.manifest import now_utc
+            from kit.proxy_document import this_machine, write_document
+
+            write_document(costs, day=now_utc()[:10], machine=this_machine())
         if as_json:
             console.data([cost.model_dump(mode="json") for cost in costs])
         else:

@@ -1,4 +1,4 @@
-"""Keeps the tables of README.md equal to the code they describe."""
+"""Keeps the tables of README.md equal to the code they describe; puts tables into documents."""
 
 from __future__ import annotations
 
@@ -27,11 +27,17 @@ def readme_tables() -> dict[str, str]:
 def with_tables(text: str) -> str:
     """Return README's text with every generated table put between its markers."""
     for name, table in readme_tables().items():
-        pattern = rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)"
-        found = re.search(pattern, text, flags=re.DOTALL)
-        if found:
-            text = f"{text[: found.start()]}{found[1]}{table}\n{found[2]}{text[found.end() :]}"
+        text = with_table(text, name, table)
     return text
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    """Return a document's text with a table put between its markers, if it has such."""
+    pattern = rf"(<!-- {name}: begin[^\n]*-->\n).*?(<!-- {name}: end -->)"
+    found = re.search(pattern, text, flags=re.DOTALL)
+    if not found:
+        return text
+    return f"{text[: found.start()]}{found[1]}{table}\n{found[2]}{text[found.end() :]}"
 
 
 def write_readme() -> None:

@@ -173,13 +173,15 @@ class Phase:
     """Requests that are sent in one window; `requests` are the lines of the load file.
 
     The phase named `measure` is the measured one; others come before it in order (warm-up, a
-    cold first request) and are recorded apart.
+    cold first request) and are recorded apart. One with `profile` runs under the engines' own
+    profilers; it comes last, since what it takes is no time of anything.
     """
 
     name: str
     requests: tuple[dict[str, Any], ...]
     concurrency: int
     scrape_every_s: float | None = 0.5
+    profile: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from kit.errors import BadFile
+from kit.trace import Split, split_trace
 from kit.value import Value
 
 Sample = Mapping[str, Any]
@@ -64,7 +65,7 @@ class Window:
     """One phase of one replicate, as its files tell it.
 
     `scrapes` are those of the service that the client asked, `legs` those of the engines behind it
-    by their names, where there are such.
+    by their names, where there are such. `traces` are a profiled phase's, by file name.
     """
 
     folder: str
@@ -72,6 +73,7 @@ class Window:
     scrapes: tuple[Scrape, ...]
     load: Mapping[str, Any]
     legs: Mapping[str, tuple[Scrape, ...]] = field(default_factory=dict)
+    traces: Mapping[str, Split | None] = field(default_factory=dict)
 
     @property
     def samples_file(self) -> str:
@@ -170,6 +172,10 @@ def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
             legs={
                 _leg(path, "metrics-"): tuple(_scrapes(path))
                 for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
+            },
+            traces={
+                path.name: split_trace(path)
+                for path in sorted((run / folder).glob("trace-*.json.gz"))
             },
         )
     info, devices = (run / replicate / name for name in ("server_info.json", "devices.json"))

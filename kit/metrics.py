@@ -1,4 +1,4 @@
-"""Measures read from the engine's /metrics beyond counters: gauges and info labels.
+"""Measures read from /metrics beyond counters: gauges and info labels, and the proxy's own cost.
 
 A gauge is a sample of a moment, so only its largest, smallest or mean value over the window is
 given, with how many scrapes it comes from.
@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kit.measure import Raw, Reading, null_reading, reading_of
+from kit.measure import (
+    Measure,
+    Raw,
+    Reading,
+    counter_delta,
+    null_reading,
+    ratio_of,
+    reading_of,
+)
 
 CACHE_INFO = "vllm:cache_config_info"
 
@@ -61,6 +69,18 @@ def info_label_is(label: str, prefix: str, *, name: str = CACHE_INFO) -> Callabl
         return reading_of(float(found.startswith(prefix)), 1, window.metrics_file)
 
     return compute
+
+
+PROXY_COST = Measure(
+    "proxy_handing_on_mean_s",
+    "s",
+    "the proxy's own time until a request is handed on, mean",
+    ratio_of(
+        counter_delta("kit_proxy_overhead_seconds_sum"),
+        counter_delta("kit_proxy_overhead_seconds_count"),
+    ),
+)
+"""What every arm behind the proxy reports: connecting to the engine included, prefill left out."""
 
 
 def device_count(raw: Raw) -> Reading:

@@ -110,6 +110,7 @@ class PlannedPhase(Value):
     concurrency: int
     output_tokens: tuple[int, ...]
     scrape_every_s: float | None
+    profile: bool = Field(default=False, exclude_if=_is_empty)
 
 
 class Slot(Value):
@@ -390,6 +391,7 @@ def _plan_phase(phase: Phase, lines: bytes) -> PlannedPhase:
         concurrency=phase.concurrency,
         output_tokens=tuple(sorted(lengths)),
         scrape_every_s=phase.scrape_every_s,
+        profile=phase.profile,
     )
 
 

@@ -125,3 +125,30 @@ def check_alive(container: Any, service: str) -> None:
         )
     if state.get("Paused"):
         raise ServerLost(f"`{service}` was paused while it was being measured")
+
+
+def check_serving(
+    container: Any,
+    service: str,
+    health: Callable[[], int | None],
+    *,
+    timeout_s: float = 20.0,
+    every_s: float = 0.2,
+) -> None:
+    """Raise `ServerLost` when a server that is asked after failed requests serves no more.
+
+    `health` returns the status of /health, None without an answer. A server whose engine has died
+    refuses for a second or more before its container ends; that end is waited for, as it tells
+    the exit code.
+    """
+    start = time.monotonic()
+    while (status := health()) != 200:
+        check_alive(container, service)
+        if time.monotonic() - start > timeout_s:
+            told = "gives no answer" if status is None else f"has status {status}"
+            raise ServerLost(
+                f"`{service}` serves no more: its /health {told}",
+                hint="the lines above are the end of its log; logs/ in the run folder has it all",
+                detail=log_tail(container),
+            )
+        time.sleep(every_s)

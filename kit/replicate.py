@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ from kit.inbox import ClientBox
 from kit.manifest import RanImage, Replicate, now_utc
 from kit.plan import Plan, PlannedPhase, Slot
 from kit.platform import Share, parse_cpus
-from kit.ready import check_alive, service_container, wait_healthy
+from kit.profiler import profiled
+from kit.ready import check_alive, check_serving, service_container, wait_healthy
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.telemetry_gpu import EVERY_S, Devices
 from kit.topology import PORT, Topology
+from kit.value import load_json
 
 Say = Callable[[str], None]
 
@@ -200,7 +203,8 @@ def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
     found = _facts(bench, slot, {**servers, "client": container}, infos, before)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
     for phase in plan.phases:
-        _run_phase(bench, box, servers, topology, phase, out)
+        with _profiled(bench, slot, box, servers, infos, phase, out):
+            _run_phase(bench, box, servers, topology, phase, out)
     found += _facts(bench, slot, {name: servers[name] for name in infos}, infos, AFTERWARDS)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
     return found
@@ -231,23 +235,50 @@ def _facts(
     of_engines: Sequence[str],
 ) -> list[Fact]:
     """Collect groups of facts of the engines, and of other services what a container is."""
-    plan = bench.plan
     found: list[Fact] = []
     for service, container in containers.items():
-        image = plan.arm(slot.role).image if service in infos else plan.client_image
-        runtime = bench.runtimes[image.id]
-        place = ContainerPlace(
-            client=bench.client,
-            container=container,
-            service=service,
-            interpreter=runtime.interpreter,
-            python_path=runtime.python_path,
-            image=bench.images[image.id].model_dump(mode="json"),
-            server_info=infos.get(service),
-        )
+        place = _place(bench, slot, service, container, infos)
         groups = of_engines if service in infos else ["container"]
         found += facts.collect(place, groups)
     return found
+
+
+def _place(
+    bench: Bench, slot: Slot, service: str, container: Any, infos: Mapping[str, dict[str, Any]]
+) -> ContainerPlace:
+    """Return where to look at a service; `infos` are by the engines among them."""
+    plan = bench.plan
+    image = plan.arm(slot.role).image if service in infos else plan.client_image
+    runtime = bench.runtimes[image.id]
+    return ContainerPlace(
+        client=bench.client,
+        container=container,
+        service=service,
+        interpreter=runtime.interpreter,
+        python_path=runtime.python_path,
+        image=bench.images[image.id].model_dump(mode="json"),
+        server_info=infos.get(service),
+    )
+
+
+@contextlib.contextmanager
+def _profiled(
+    bench: Bench,
+    slot: Slot,
+    box: ClientBox,
+    servers: Mapping[str, Any],
+    infos: Mapping[str, dict[str, Any]],
+    phase: PlannedPhase,
+    out: Path,
+) -> Iterator[None]:
+    """Run the block under the engines' profilers where the phase asks for it."""
+    if not phase.profile:
+        yield
+        return
+    places = {name: _place(bench, slot, name, servers[name], infos) for name in infos}
+    timeout_s = bench.plan.resources.request_deadline_s
+    with profiled(box, places, out / phase.name, timeout_s=timeout_s):
+        yield
 
 
 def _run_phase(
@@ -281,6 +312,18 @@ def _run_phase(
         box.window(f"/out/{phase.name}/window.json", _progress(bench.say, phase))
     for service, server in servers.items():
         check_alive(server, service)
+    if load_json(folder / "load.json")["failed"]:
+        for service in topology.engines:
+            check_serving(servers[service], service, partial(_health, box, service))
+
+
+def _health(box: ClientBox, service: str) -> int | None:
+    """Return the status of an engine's /health, None where it gives no answer."""
+    try:
+        answer = box.ask("GET", f"http://{service}:{PORT}/health")
+    except ProbeFailed:
+        return None
+    return int(answer["status"])
 
 
 def _progress(say: Say, phase: PlannedPhase) -> Callable[[Mapping[str, Any]], None]:

@@ -283,7 +283,7 @@ def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
     plan = manifest.plan
     phases = {p.name: p for p in plan.phases}
     measured = phases["measure"]
-    warm = [p for p in plan.phases if p.name != "measure"]
+    warm = [p for p in plan.phases if p.name != "measure" and not p.profile]
 
     def planned(text: str) -> Number:
         return notes.number(text, ["plan.json"])

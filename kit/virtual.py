@@ -301,20 +301,22 @@ def _draw_raw(
 
 
 def _samples(requests: Sequence[Mapping[str, Any]], ttfts: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the samples of a closed loop: each lane sends when its last answer has ended."""
+    """Return the samples of requests that have their times, or are sent one by one in a lane."""
     free: dict[str, float] = {}
     found = []
     for request, ttft in zip(requests, ttfts, strict=True):
         tokens = int(request["body"]["max_tokens"])
-        sent = free.get(request["lane"], 0.0)
+        lane = request.get("lane")
+        sent = request["at_s"] if lane is None else free.get(lane, 0.0)
         first = sent + ttft
         done = first + ITL_S * (tokens - 1)
-        free[request["lane"]] = done
+        if lane is not None:
+            free[lane] = done
         found.append(
             {
                 "id": request["id"],
-                "tags": {},
-                "lane": request["lane"],
+                "tags": request["tags"],
+                "lane": lane,
                 "intended_s": sent,
                 "sent_s": sent,
                 "chunk_s": [first, done],

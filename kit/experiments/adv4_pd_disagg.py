@@ -38,7 +38,7 @@ from kit.measure import (
     tpot_s,
     ttft_s,
 )
-from kit.metrics import device_count, gauge_of, info_label
+from kit.metrics import PROXY_COST, device_count, gauge_of, info_label
 from kit.quality import agreement
 
 SIDE_CHANNEL_PORT = "5600"
@@ -211,6 +211,7 @@ MEASURES = (
     ),
     _waiting("producer"),
     _waiting("consumer"),
+    PROXY_COST,
 )
 
 

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from .parse import short_error
 
 SCRAPE_TIMEOUT_S = 2.0
+_KEPT = ("vllm:", "# TYPE vllm:", "kit_proxy_", "# TYPE kit_proxy_")
 _IDLE_POLL_S = 0.05
 _ACTIVE = re.compile(
     r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE
@@ -55,8 +56,11 @@ class ScrapeReport:
 
 
 def keep_engine_lines(text: str) -> str:
-    """Keep the engine's own samples and their types; drop help texts and other collectors."""
-    kept = (line for line in text.splitlines() if line.startswith(("vllm:", "# TYPE vllm:")))
+    """Keep the own samples of an engine or of the kit's proxy, and their types.
+
+    Help texts and other collectors are dropped.
+    """
+    kept = (line for line in text.splitlines() if line.startswith(_KEPT))
     return "".join(line + "\n" for line in kept)
 
 

@@ -27,6 +27,7 @@ from .stub_config import BadStub, StubConfig, parse_config_text, parse_serve
 from .stub_engine import Engine, Service, prompt_tokens_of
 from .stub_frames import Frames, usage_of
 from .stub_pages import VERSION, metrics_text, models, server_info
+from .stub_trace import write_traces
 from .stub_wire import Wire, chunked, json_answer
 
 _BACKLOG = 4096
@@ -49,6 +50,16 @@ class Stub:
         if config.times_out is not None:
             self._times = Path(config.times_out).open("w", encoding="utf-8")  # noqa: SIM115
         self._queue: deque[Answer] = deque()
+        self.engine_is_dead = False
+
+    def die(self) -> None:
+        """End at once, or refuse everything for a while before."""
+        lingers_s, code = self.config.die_lingers_s, self.config.die_exit_code
+        if not lingers_s:
+            os._exit(code)
+        if not self.engine_is_dead:
+            self.engine_is_dead = True
+            self.loop.call_later(lingers_s, os._exit, code)
 
     def listen(self) -> int:
         """Open the port and return its number."""
@@ -106,6 +117,8 @@ class Stub:
     def page(self, method: str, path: str, body: bytes) -> tuple[int, object]:
         """Return status and content of a page that is no generation."""
         engine, name = self.engine, self.config.model
+        if self.engine_is_dead and path == "/health":
+            return 503, ""
         pages: dict[tuple[str, str], Callable[[], object]] = {
             ("GET", "/health"): lambda: "",
             ("GET", "/version"): lambda: {"version": VERSION},
@@ -116,6 +129,12 @@ class Stub:
             ("POST", "/tokenize"): lambda: _tokenize(body),
             ("POST", "/detokenize"): lambda: _detokenize(body),
         }
+        told = engine.arguments.get("profiler_config")
+        if isinstance(told, dict):
+            folder = Path(told["torch_profiler_dir"])
+            ranks = int(engine.arguments.get("tensor_parallel_size", 1))
+            pages["POST", "/start_profile"] = lambda: ""
+            pages["POST", "/stop_profile"] = lambda: write_traces(folder, ranks)
         found = pages.get((method, path))
         if found is None:
             return 404, {"detail": "Not Found"}
@@ -267,7 +286,9 @@ class Answer:
         """Act out a fault of this request or of the server when its moment has come."""
         fault, sent = self.service.fault, self._next
         self._die_as_planned()
-        if fault == "reset" and sent == 1:
+        if self._stub.engine_is_dead:
+            self._wire.close()
+        elif fault == "reset" and sent == 1:
             self._wire.reset()
         elif fault == "early_eof" and sent == (len(self.service.texts) + 1) // 2:
             self._wire.close()
@@ -280,10 +301,9 @@ class Answer:
         return True
 
     def _die_as_planned(self) -> None:
-        config = self._stub.config
-        planned = config.die_after_requests
+        planned = self._stub.config.die_after_requests
         if self.service.fault == "die" or (planned is not None and self.number + 1 >= planned):
-            os._exit(config.die_exit_code)
+            self._stub.die()
 
     def _refuse(self) -> None:
         if self.ended:
@@ -299,6 +319,9 @@ class Answer:
         if self.ended:
             return
         self._die_as_planned()
+        if self._stub.engine_is_dead:
+            self._refuse()
+            return
         service, transfer = self.service, self._stub.engine.transfer
         params = transfer.handed_over(
             self._body, service.prompt_tokens, self.request_id, service.finish_reason

@@ -83,6 +83,8 @@ class StubConfig:
     die_at_start_s: float | None = None
     die_after_requests: int | None = None
     die_exit_code: int = 1
+    die_lingers_s: float = 0.0
+    """Go on for so long after the planned death, as an API server does whose engine has died."""
     ready_after_s: float = 0.0
     never_ready: bool = False
     ignore_sigterm: bool = False

@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import platform
+import resource
 import signal
 import sys
 import time
@@ -65,6 +66,8 @@ def run_window(spec: WindowSpec, requests: list[Request], clock: Clock) -> int:
     Raises `OSError`, `WriterLost` and `ScraperLost` when a result cannot be written.
     """
     spec.out.mkdir(parents=True, exist_ok=True)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file a request under way
     gc.collect()
     gc.freeze()  # also keeps the forked processes from copying these pages
     host = f"[{spec.host}]" if ":" in spec.host else spec.host

@@ -61,8 +61,9 @@ def test_transfer_disabled_behind_the_proxy_s_back_is_judged_invalid(
     [
         ({"die_at_start_s": 0.2, "die_exit_code": 7}, ServerDied, "ended with exit code 7"),
         ({"die_after_requests": 12}, ServerLost, "died under load"),
+        ({"die_after_requests": 1, "die_lingers_s": 3.0}, ServerLost, "died under load"),
     ],
-    ids=["dies at start", "dies under load"],
+    ids=["dies at start", "dies under load", "its engine dies in the warm-up"],
 )
 def test_the_service_that_failed_is_named(
     tmp_path: Path,

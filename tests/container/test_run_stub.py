@@ -77,8 +77,9 @@ def test_failed_requests_make_the_run_invalid(
         ({"die_at_start_s": 0.2, "die_exit_code": 7}, (), ServerDied, "exit code 7"),
         ({"never_ready": True}, ("--ready-timeout", "4"), ServerNotReady, "not healthy after 4 s"),
         ({"die_after_requests": 10}, (), ServerLost, "died under load"),
+        ({"die_after_requests": 1, "die_lingers_s": 3.0}, (), ServerLost, "died under load"),
     ],
-    ids=["dies at start", "never ready", "dies under load"],
+    ids=["dies at start", "never ready", "dies under load", "its engine dies in the warm-up"],
 )
 def test_server_faults_end_in_their_own_error(
     tmp_path: Path,
@@ -104,6 +105,36 @@ def test_server_faults_end_in_their_own_error(
     assert manifest.status == "failed"
     assert manifest.failure is not None
     assert manifest.failure.error == error.__name__
+
+
+def test_a_split_server_whose_engine_dies_in_the_warm_up_is_lost_and_not_judged(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    """A TP server that dies at its first request answers and refuses for a second before its end"""
+    words = ("run", "adv2_tp_scaling", "--platform", "cpu", "--quick", "--json")
+    stub = stub_file(**CACHED, die_after_requests=1, die_lingers_s=3.0)
+    ran = run_kit(*words, "--out", str(tmp_path / "runs"), "--stub", stub)
+    assert ran.code == ServerLost.exit_code, ran.stderr
+    assert "`server` died under load" in ran.stderr
+    manifest, run = only_manifest(tmp_path)
+    assert (manifest.status, manifest.verdict) == ("failed", None)
+    assert not list(run.glob("replicates/*/measure"))
+
+
+def test_each_rank_s_trace_is_kept_after_the_measured_phase(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    words = ("run", "adv2_tp_scaling", "--platform", "cpu", "--quick", "--variant", "profile")
+    stub = stub_file(**CACHED)
+    ran = run_kit(*words, "--json", "--out", str(tmp_path / "runs"), "--stub", stub)
+    assert ran.stdout.startswith("{"), ran.stderr
+    manifest, run = only_manifest(tmp_path)
+    by_role = {r.role: r for r in manifest.replicates}
+    for role, ranks in (("baseline", 1), ("candidate", 2)):
+        folder = run / by_role[role].folder / "profile"
+        assert len(list(folder.glob("trace-server-rank*.json.gz"))) == ranks
+    values = {x.name: x.value for x in by_role["candidate"].readings}
+    assert values["rank1_communication_share"] == pytest.approx(0.2, abs=1e-6)
 
 
 def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import platform
+from pathlib import Path
+
 import pytest
 
 from kit.bench import BenchResult, bench, show
-from kit.bench_proxy import bench_proxy, show_proxy
+from kit.bench_proxy import ProxyCost, bench_proxy, show_proxy
+from kit.cli import main
+from kit.errors import UsageError
+from kit.proxy_document import DOCUMENT, this_machine, write_document
 
 
 def check(result: BenchResult, tokens: int) -> None:
@@ -43,6 +50,40 @@ def test_the_table_says_what_was_measured(capsys: pytest.CaptureFixture[str]) ->
     assert shown[:4] == ["8", "burst", "0.010 / 0.300", "0.000 / 0.050"]
     assert shown[-1] == "no"
     assert result.model_copy(update={"ttft_error_p99_s": 0.0002}).ok
+
+
+COST = ProxyCost(
+    streams=64, mode="burst", tokens=6400, direct_ttft_p50_s=0.0001, direct_ttft_p99_s=0.0002,
+    direct_token_p50_s=0.0001, direct_token_p99_s=0.0003, proxy_ttft_p50_s=0.0002,
+    proxy_ttft_p99_s=0.0006, proxy_token_p50_s=0.0002, proxy_token_p99_s=0.0009,
+    separate_cores=False, noise_p99_s=0.00005,
+)  # fmt: skip
+
+
+def test_the_document_gets_the_table_and_keeps_its_text(tmp_path: Path) -> None:
+    before = DOCUMENT.read_text("utf-8")
+    path = tmp_path / "proxy.md"
+    path.write_text(before, "utf-8")
+    for machine in ("a small one", "Large CPU, 8 hardware threads"):  # the second replaces
+        write_document([COST], day="2026-01-02", machine=machine, path=path)
+    text = path.read_text("utf-8")
+    head, mark, rest = text.partition("<!-- proxy: begin")
+    assert before.startswith(head + mark)
+    assert text.endswith("<!-- proxy: end -->\n")
+    assert "Measured on 2026-01-02 on Large CPU, 8 hardware threads." in rest
+    assert "| 64 | burst | 0.100 / 0.200 | 0.200 / 0.600 |" in rest
+    assert "| 0.400 / 0.600 | 0.050 | no | no |" in rest
+    assert rest.count("\n| ---") == 1
+    assert "a small one" not in text
+
+
+def test_this_machine_is_named_without_its_name() -> None:
+    assert this_machine().endswith(f", {len(os.sched_getaffinity(0))} hardware threads")
+    assert platform.node() not in this_machine()
+
+
+def test_the_table_goes_into_a_document_only_with_what_it_is_about() -> None:
+    assert main(["bench", "--write"]) == UsageError.exit_code
 
 
 def test_the_proxy_adds_little() -> None:

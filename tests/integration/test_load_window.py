@@ -289,6 +289,20 @@ def test_a_full_disk_ends_it_early_with_its_own_status(tmp_path: Path, limit_byt
     assert time.monotonic() - began < 15
 
 
+def test_more_requests_under_way_than_the_soft_limit_of_open_files(tmp_path: Path) -> None:
+    """A saturated server holds thousands; engines start containers with a soft limit of 1024."""
+    requests = [completion(f"r{i}", at_s=i * 0.002) for i in range(100)]
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+
+    with running_stub(tmp_path, ttft_s=0.5) as stub:
+        spec = write_window(tmp_path, stub.port, requests)
+        got = finish_window(start_window(spec, preexec_fn=few), spec)
+    assert [s["error"] for s in got.samples.values()] == [None] * 100
+
+
 def test_raw_data_is_never_overwritten(tmp_path: Path) -> None:
     with running_stub(tmp_path) as stub:
         run_window(tmp_path, stub.port, [completion("first")])

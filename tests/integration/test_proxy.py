@@ -16,9 +16,11 @@ from typing import Any
 import httpx
 import pytest
 from proxy_process import metrics, role, running_pair, running_proxy, wait_until
-from stub_process import PROMPT, Stub, running_stub
+from stub_process import PROMPT, Stub, completion, run_window, running_stub
 
 from kit.inside.proxy_wire import MAX_BODY_BYTES
+from kit.measure import load_raw
+from kit.metrics import PROXY_COST
 from kit.paths import ROOT
 
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -95,6 +97,25 @@ def test_what_the_consumer_says_arrives_byte_for_byte(
     assert own["kit_proxy_relayed_bytes_total"] == len(through)
     assert own["kit_proxy_overhead_seconds_count"] == 1
     assert own["kit_proxy_in_flight"] == 0
+
+
+def test_a_run_reads_the_proxy_s_own_cost_from_what_the_proxy_counts(tmp_path: Path) -> None:
+    """Only of the measured window: what was asked before it does not count."""
+    out = tmp_path / "replicate/measure"
+    requests = [completion(f"r{i}", at_s=i * 0.02) for i in range(10)]
+    with running_stub(tmp_path) as stub:
+        address = f"127.0.0.1:{stub.port}"
+        with running_proxy(tmp_path, "--replica", address) as proxy:
+            assert post(proxy.url).status_code == 200
+            legs = {"replica-1": address}
+            got = run_window(tmp_path, proxy.port, requests, legs=legs, out=str(out))
+            counted = metrics(f"{proxy.url}/metrics")
+    assert got.status == 0, got.stderr
+    found = PROXY_COST.read(load_raw(tmp_path, "replicate", ["measure"]))
+    assert found.sources == ("replicate/measure/metrics.jsonl.gz",)
+    assert found.value is not None, found.reason
+    assert counted["kit_proxy_overhead_seconds_count"] == 11
+    assert 0 < found.value * 10 < counted["kit_proxy_overhead_seconds_sum"]
 
 
 def test_a_replica_gets_the_request_as_it_is(tmp_path: Path) -> None:

@@ -151,3 +151,5 @@ def test_active_requests_are_summed_over_engines_or_unknown() -> None:
     assert active_requests(text) == 7
     assert active_requests("vllm:other 3\n") is None
     assert keep_engine_lines("# HELP vllm:x y\n# TYPE a b\na 1\n") == ""
+    proxy = "# TYPE kit_proxy_aborted_total counter\nkit_proxy_aborted_total 0\n"
+    assert keep_engine_lines(proxy) == proxy

@@ -11,6 +11,7 @@ from kit.experiments.adv2_tp_scaling import efficiency
 from kit.measure import Raw, Window
 from kit.model import find_model
 from kit.run import too_little
+from kit.trace import Split, trace_file
 from kit.virtual import virtual_plan
 
 NAME = "adv2_tp_scaling"
@@ -83,6 +84,60 @@ def test_as_many_lanes_as_the_batch(variant: str | None, lanes: int) -> None:
     measured = apply_variant(EXPERIMENT, NAME, variant).workload(Scale("m", 1))[-1]
     assert measured.concurrency == len({r["lane"] for r in measured.requests}) == lanes
     assert len(measured.requests) >= max(8, lanes)
+
+
+# -- under the profiler ------------------------------------------------------------------------
+
+PROFILE = apply_variant(EXPERIMENT, NAME, "profile")
+
+
+def traced(**traces: Split | None) -> Raw:
+    names = {trace_file("server", int(rank[-1])): split for rank, split in traces.items()}
+    window = Window("r/profile", (), (), {}, traces=names)
+    return Raw({**raw(1, 1.0, 2).windows, "profile": window})
+
+
+def shares(replicate: Raw) -> dict[str, Any]:
+    return {m.name: m.read(replicate) for m in PROFILE.measures if m.name.startswith("rank")}
+
+
+def test_each_rank_s_parts_are_shares_of_its_own_window() -> None:
+    split = Split(
+        on="cpu",
+        window_s=2,
+        gemm_s=1,
+        attention_s=0.2,
+        communication_s=0.5,
+        other_s=0.1,
+        gaps_s=0.2,
+    )
+    found = shares(traced(rank0=split, rank1=split.model_copy(update={"communication_s": 0.4})))
+    assert found["rank0_traced_s"].value == 2
+    assert found["rank0_communication_share"].value == 0.25
+    assert found["rank1_communication_share"].value == 0.2
+    assert found["rank1_communication_share"].sources == ("r/profile/trace-server-rank1.json.gz",)
+    parts = ("gemm", "attention", "communication", "other", "gaps")
+    assert sum(found[f"rank0_{part}_share"].value for part in parts) == pytest.approx(1)
+
+
+def test_a_rank_that_is_not_there_or_did_nothing_has_no_shares() -> None:
+    found = shares(traced(rank0=None))
+    assert found["rank0_gemm_share"].reason == "the trace has no op and no kernel"
+    assert found["rank1_gemm_share"].reason == "there is no rank 1"
+
+
+def test_nothing_is_profiled_before_the_measured_phase_has_ended() -> None:
+    plan, _ = virtual_plan(NAME, PROFILE)
+    assert [(p.name, p.profile) for p in plan.phases] == [
+        ("warmup", False), ("measure", False), ("profile", True)
+    ]  # fmt: skip
+    told = json.loads(plan.arms[1].args[plan.arms[1].args.index("--profiler-config") + 1])
+    assert told["torch_profiler_dir"].startswith("/tmp/")  # where a read-only container may write
+
+
+def test_a_plan_without_a_profiled_phase_says_nothing_of_it() -> None:
+    plan, _ = virtual_plan(NAME, EXPERIMENT)
+    assert "profile" not in plan.phases[0].model_dump()
 
 
 def test_two_servers_take_as_many_devices_as_the_split_one() -> None:

@@ -18,6 +18,7 @@ from kit.experiment import (
     find_experiment,
 )
 from kit.inside.spec import load_requests
+from kit.metrics import PROXY_COST
 from kit.plan import flag_words, request_lines
 from kit.virtual import virtual_plan
 
@@ -44,7 +45,8 @@ def test_the_load_generator_accepts_every_phase(
     name: str, variant: str | None, platform: str, tmp_path: Path
 ) -> None:
     phases = form(name, variant).workload(Scale(model="m", seed=1, platform=platform))
-    assert phases[-1].name == "measure"
+    assert [p.name for p in phases if not p.profile][-1] == "measure"
+    assert not any(p.profile for p in phases[: [p.name for p in phases].index("measure") + 1])
     ids: list[str] = []
     for phase in phases:
         path = tmp_path / f"{phase.name}.jsonl"
@@ -93,6 +95,7 @@ def test_the_services_of_every_arm_are_there_and_equally_many_devices_unless_tha
     assert devices[0] == devices[1] or plan.variable == "tensor_parallel_size"
     entries = {bool(plan.topology_of(a.role).proxy) for a in plan.arms}
     assert len(entries) == 1  # the proxy is in front of both arms or of none
+    assert entries == {PROXY_COST.name in plan.measures}
 
 
 @pytest.mark.parametrize(("name", "variant"), FORMS)
