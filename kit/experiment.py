@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from kit.errors import UnknownName
 from kit.measure import SERVED, Comparison, Measure
-from kit.value import Value
+from kit.value import Value, is_empty
 
 FOLDER = Path(__file__).resolve().parent / "experiments"
 
@@ -109,12 +111,16 @@ def holds(reading: float, op: Op, value: float) -> bool:
 
 
 class Condition(Value):
-    """One thing that every replicate of an arm must show, or the variable did not act."""
+    """One thing that every replicate of an arm must show, or the variable did not act.
+
+    `otherwise` says what it means where it does not hold; left out of file and hash where empty.
+    """
 
     measure: str
     arm: Literal["baseline", "candidate"]
     op: Op
     value: float
+    otherwise: str = Field(default="", exclude_if=is_empty)
 
     def holds(self, reading: float) -> bool:
         return holds(reading, self.op, self.value)
@@ -139,6 +145,9 @@ class QualityLimit(Value):
 
 class Precondition(Value):
     """What must hold for a run's numbers to mean anything; else `invalid: <otherwise>`.
+
+    As what a platform offers: what must hold for the question to be asked there at all; else
+    `unsupported: <otherwise>`.
 
     A condition is asked of every replicate of its arm, a limit on a comparison of every pair.
     """
@@ -199,7 +208,8 @@ class Experiment:
     `preconditions` are what a run must show before its numbers count. `model` is the one that is
     taken unless another is asked for; None takes the kit's default.
     `refusals` are regular expressions of the engine's own words in a server log which mean that
-    this platform or build cannot do it at all.
+    this platform or build cannot do it at all; `offered` is what the first replicates must show
+    where the engine says no such words and does something else in silence.
     """
 
     title: Text
@@ -218,6 +228,7 @@ class Experiment:
     quality: tuple[QualityLimit, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
     refusals: tuple[str, ...] = ()
+    offered: tuple[Precondition, ...] = ()
     model: str | None = None
 
     @property
@@ -243,6 +254,7 @@ def against_itself(experiment: Experiment) -> Experiment:
         variable=variable.model_copy(update={"candidate": twin}),
         acted=(),
         preconditions=tuple(p for p in experiment.preconditions if p.is_of_baseline),
+        offered=tuple(p for p in experiment.offered if p.is_of_baseline),
     )
 
 
@@ -291,6 +303,7 @@ def between_images(experiment: Experiment, old: str, new: str) -> Experiment:
         hypothesis=hypothesis.model_copy(update={"text": text}),
         acted=(*acted, *(c.model_copy(update={"arm": "baseline"}) for c in acted)),
         preconditions=tuple(_of_both_arms(experiment.preconditions)),
+        offered=tuple(_of_both_arms(experiment.offered)),
     )
 
 

@@ -116,6 +116,11 @@ class Raw:
     def measured(self) -> Window:
         return self.windows["measure"]
 
+    @property
+    def folder(self) -> str:
+        """The replicate's folder, relative to the run."""
+        return self.measured.folder.rsplit("/", 1)[0]
+
 
 @dataclass(frozen=True)
 class Measure:

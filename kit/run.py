@@ -295,7 +295,7 @@ def _conclude(
         notices.append(notice("stub_engine", ""))
     if prepared.platform.shared_cores:
         notices.append(notice("shared_cores", str(os.cpu_count())))
-    if plan.pairs < MIN_PAIRS and not unsupported:
+    if plan.pairs < MIN_PAIRS and found.verdict.word != "unsupported":
         notices.append(notice("few_pairs", str(plan.pairs)))
     notices += [
         notice("commit_declared" if i.lock_sha256 else "image_declared", i.id)
