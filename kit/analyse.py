@@ -138,6 +138,8 @@ def conclude(
     notices = list(_notices(plan, counted, raws, telemetry, missing))
     if aside:
         notices.append(notice("pairs_set_aside", f"{len(aside)}"))
+    if not experiment.answers_judged:
+        notices.append(notice("answers_not_judged", plan.model.id))
     return Analysis(
         replicates=read,
         set_aside=tuple(aside),

@@ -35,6 +35,9 @@ class Text(Value):
     zh: str
 
 
+QUALITY_PHASE = "quality"
+"""The phase whose answers alone are of interest; random weights have none."""
+
 ANYTHING = "*"
 """As a consequence: the variable may change any of the resolved configuration."""
 
@@ -165,11 +168,15 @@ class Needs(Value):
     """What a platform, build and model must offer for the question to make sense.
 
     `model_files` are files that the model's folder must hold, such as a draft model's.
+    `cpu_flags` are processor features of which the engine wants one on the platform `cpu`. That and
+    `platforms` only tell beforehand what a run would end in; the engine itself decides.
     """
 
     platforms: tuple[str, ...] = ("cpu", "cuda")
     real_weights: bool = False
+    random_weights: bool = False
     model_files: tuple[str, ...] = ()
+    cpu_flags: tuple[str, ...] = ()
 
     def missing_files(self, files: Iterable[str]) -> list[str]:
         """Return the needed files that a model with these files does not have."""
@@ -204,7 +211,9 @@ class Scale:
 class Experiment:
     """The whole of one experiment; see the module's docstring.
 
-    `comparisons` are numbers between the arms of a pair; `quality` are limits on them.
+    `comparisons` are numbers between the arms of a pair; `quality` are limits on them, and
+    `of_answers` measures of what the answers are worth; `without_answers` gives the form that
+    does without all three.
     `preconditions` are what a run must show before its numbers count. `model` is the one that is
     taken unless another is asked for; None takes the kit's default.
     `refusals` are regular expressions of the engine's own words in a server log which mean that
@@ -230,11 +239,34 @@ class Experiment:
     refusals: tuple[str, ...] = ()
     offered: tuple[Precondition, ...] = ()
     model: str | None = None
+    of_answers: tuple[Measure, ...] = ()
+    answers_judged: bool = True
 
     @property
     def all_measures(self) -> tuple[Measure, ...]:
         """Its own measures and those that every experiment reports."""
-        return (*self.measures, *SERVED)
+        return (*self.measures, *self.of_answers, *SERVED)
+
+
+def without_answers(experiment: Experiment) -> Experiment:
+    """Return the form for random weights, whose answers are worth nothing: speed alone is judged.
+
+    An experiment that sets no limit on its answers stays as it is.
+    """
+    if not experiment.quality:
+        return experiment
+
+    def workload(scale: Scale) -> tuple[Phase, ...]:
+        return tuple(p for p in experiment.workload(scale) if p.name != QUALITY_PHASE)
+
+    return replace(
+        experiment,
+        workload=workload,
+        comparisons=(),
+        quality=(),
+        of_answers=(),
+        answers_judged=False,
+    )
 
 
 def against_itself(experiment: Experiment) -> Experiment:
