@@ -9,7 +9,13 @@ from typing import Any
 from kit import store
 from kit.analyse import Analysis, analyse, refused
 from kit.errors import BadFile, StaleNumber
-from kit.experiment import Experiment, against_itself, apply_variant, find_experiment
+from kit.experiment import (
+    Experiment,
+    against_itself,
+    apply_variant,
+    find_experiment,
+    without_answers,
+)
 from kit.manifest import Manifest, load_manifest
 from kit.plan import Plan
 
@@ -46,6 +52,8 @@ def experiment_of(plan: Plan) -> Experiment:
     (hypothesis, limits, arms) is taken from the plan; measures and refusals come from here.
     """
     experiment = apply_variant(find_experiment(plan.experiment), plan.experiment, plan.variant)
+    if plan.model.weights == "dummy":
+        experiment = without_answers(experiment)
     return against_itself(experiment) if plan.against_itself else experiment
 
 

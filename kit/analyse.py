@@ -112,6 +112,7 @@ def conclude(
     whole = [r for r in counted if r.replicate in raws]
     compared = compare_pairs(experiment.comparisons, _raw_pairs(whole, raws))
     guards = (*check_preconditions(plan.preconditions, whole, compared), *guards)
+    unsupported = unsupported or unoffered(plan, whole)
     confounders = tuple(_confounders(plan, whole, raws))
     pairs, missing = primary_pairs(plan, counted)
     effect = effect_of(plan.hypothesis, pairs)
@@ -137,6 +138,8 @@ def conclude(
     notices = list(_notices(plan, counted, raws, telemetry, missing))
     if aside:
         notices.append(notice("pairs_set_aside", f"{len(aside)}"))
+    if not experiment.answers_judged:
+        notices.append(notice("answers_not_judged", plan.model.id))
     return Analysis(
         replicates=read,
         set_aside=tuple(aside),
@@ -188,7 +191,9 @@ def refused(run: Path, experiment: Experiment, replicates: Sequence[Replicate]) 
 def answered(
     run: Path, plan: Plan, experiment: Experiment, replicates: Sequence[Replicate]
 ) -> bool:
-    """Tell whether a run with a stopping rule or spare pairs may end now, from its files."""
+    """Tell whether a run may end now, from its files: by its rule, or as nothing can come of it."""
+    if plan.offered and _shows_unoffered(run, plan, experiment, replicates[-1:]):
+        return True
     if len(replicates) % 2 or (plan.stopping is None and not plan.spare_pairs):
         return False
     if plan.stopping is None and len(_pairs_of(replicates)) < plan.pairs:
@@ -198,6 +203,23 @@ def answered(
         return has_answer(plan, experiment, replicates, raws)
     requests = {p.name: _json_lines(run / "workload" / f"{p.name}.jsonl") for p in plan.phases}
     return is_enough(plan, experiment, replicates, raws, requests, telemetry)
+
+
+def _shows_unoffered(
+    run: Path, plan: Plan, experiment: Experiment, replicates: Sequence[Replicate]
+) -> bool:
+    raws, _ = load_raws(run, plan, replicates)
+    read = [_with_readings(r, raws, experiment.all_measures) for r in replicates]
+    return unoffered(plan, read) is not None
+
+
+def unoffered(plan: Plan, replicates: Sequence[Replicate]) -> str | None:
+    """Return what these replicates show that the platform does not offer, or None.
+
+    What could not be read says nothing about the platform.
+    """
+    found = check_preconditions(plan.offered, replicates, ())
+    return next((each.text for each in found if not each.ok and each.seen is not None), None)
 
 
 def is_enough(

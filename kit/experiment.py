@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from kit.errors import UnknownName
 from kit.measure import SERVED, Comparison, Measure
-from kit.value import Value
+from kit.value import Value, is_empty
 
 FOLDER = Path(__file__).resolve().parent / "experiments"
 
@@ -32,6 +34,9 @@ class Text(Value):
     en: str
     zh: str
 
+
+QUALITY_PHASE = "quality"
+"""The phase whose answers alone are of interest; random weights have none."""
 
 ANYTHING = "*"
 """As a consequence: the variable may change any of the resolved configuration."""
@@ -109,12 +114,16 @@ def holds(reading: float, op: Op, value: float) -> bool:
 
 
 class Condition(Value):
-    """One thing that every replicate of an arm must show, or the variable did not act."""
+    """One thing that every replicate of an arm must show, or the variable did not act.
+
+    `otherwise` says what it means where it does not hold; left out of file and hash where empty.
+    """
 
     measure: str
     arm: Literal["baseline", "candidate"]
     op: Op
     value: float
+    otherwise: str = Field(default="", exclude_if=is_empty)
 
     def holds(self, reading: float) -> bool:
         return holds(reading, self.op, self.value)
@@ -140,6 +149,9 @@ class QualityLimit(Value):
 class Precondition(Value):
     """What must hold for a run's numbers to mean anything; else `invalid: <otherwise>`.
 
+    As what a platform offers: what must hold for the question to be asked there at all; else
+    `unsupported: <otherwise>`.
+
     A condition is asked of every replicate of its arm, a limit on a comparison of every pair.
     """
 
@@ -156,11 +168,15 @@ class Needs(Value):
     """What a platform, build and model must offer for the question to make sense.
 
     `model_files` are files that the model's folder must hold, such as a draft model's.
+    `cpu_flags` are processor features of which the engine wants one on the platform `cpu`. That and
+    `platforms` only tell beforehand what a run would end in; the engine itself decides.
     """
 
     platforms: tuple[str, ...] = ("cpu", "cuda")
     real_weights: bool = False
+    random_weights: bool = False
     model_files: tuple[str, ...] = ()
+    cpu_flags: tuple[str, ...] = ()
 
     def missing_files(self, files: Iterable[str]) -> list[str]:
         """Return the needed files that a model with these files does not have."""
@@ -197,11 +213,14 @@ class Scale:
 class Experiment:
     """The whole of one experiment; see the module's docstring.
 
-    `comparisons` are numbers between the arms of a pair; `quality` are limits on them.
+    `comparisons` are numbers between the arms of a pair; `quality` are limits on them, and
+    `of_answers` measures of what the answers are worth; `without_answers` gives the form that
+    does without all three.
     `preconditions` are what a run must show before its numbers count. `model` is the one that is
     taken unless another is asked for; None takes the kit's default.
     `refusals` are regular expressions of the engine's own words in a server log which mean that
-    this platform or build cannot do it at all.
+    this platform or build cannot do it at all; `offered` is what the first replicates must show
+    where the engine says no such words and does something else in silence.
     """
 
     title: Text
@@ -220,12 +239,36 @@ class Experiment:
     quality: tuple[QualityLimit, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
     refusals: tuple[str, ...] = ()
+    offered: tuple[Precondition, ...] = ()
     model: str | None = None
+    of_answers: tuple[Measure, ...] = ()
+    answers_judged: bool = True
 
     @property
     def all_measures(self) -> tuple[Measure, ...]:
         """Its own measures and those that every experiment reports."""
-        return (*self.measures, *SERVED)
+        return (*self.measures, *self.of_answers, *SERVED)
+
+
+def without_answers(experiment: Experiment) -> Experiment:
+    """Return the form for random weights, whose answers are worth nothing: speed alone is judged.
+
+    An experiment that sets no limit on its answers stays as it is.
+    """
+    if not experiment.quality:
+        return experiment
+
+    def workload(scale: Scale) -> tuple[Phase, ...]:
+        return tuple(p for p in experiment.workload(scale) if p.name != QUALITY_PHASE)
+
+    return replace(
+        experiment,
+        workload=workload,
+        comparisons=(),
+        quality=(),
+        of_answers=(),
+        answers_judged=False,
+    )
 
 
 def against_itself(experiment: Experiment) -> Experiment:
@@ -245,6 +288,7 @@ def against_itself(experiment: Experiment) -> Experiment:
         variable=variable.model_copy(update={"candidate": twin}),
         acted=(),
         preconditions=tuple(p for p in experiment.preconditions if p.is_of_baseline),
+        offered=tuple(p for p in experiment.offered if p.is_of_baseline),
     )
 
 
@@ -293,6 +337,7 @@ def between_images(experiment: Experiment, old: str, new: str) -> Experiment:
         hypothesis=hypothesis.model_copy(update={"text": text}),
         acted=(*acted, *(c.model_copy(update={"arm": "baseline"}) for c in acted)),
         preconditions=tuple(_of_both_arms(experiment.preconditions)),
+        offered=tuple(_of_both_arms(experiment.offered)),
     )
 
 

@@ -106,17 +106,25 @@ class Raw:
 
     `server_info` is the resolved configuration of the one engine; where there are several, `legs`
     holds each one's. `devices` is what was on the accelerators before its stack and after it; empty
-    without any.
+    without any. `start_logs` are the services' logs up to the moment when they served, and `model`
+    the served model's configuration and file sizes (`model.json` of the run).
     """
 
     windows: Mapping[str, Window]
     server_info: Mapping[str, Any] = field(default_factory=dict)
     legs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     devices: Mapping[str, Any] = field(default_factory=dict)
+    start_logs: Mapping[str, str] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def measured(self) -> Window:
         return self.windows["measure"]
+
+    @property
+    def folder(self) -> str:
+        """The replicate's folder, relative to the run."""
+        return self.measured.folder.rsplit("/", 1)[0]
 
 
 @dataclass(frozen=True)
@@ -156,6 +164,10 @@ class Comparison:
         return reading.model_copy(update={"name": self.name, "unit": self.unit})
 
 
+MODEL_FILE = "model.json"
+"""What a run keeps of its model: `config`, and `files` with their sizes in bytes."""
+SERVING = "Application startup complete"
+
 # -- raw files ---------------------------------------------------------------------------------
 
 
@@ -179,6 +191,7 @@ def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
             },
         )
     info, devices = (run / replicate / name for name in ("server_info.json", "devices.json"))
+    model = run / MODEL_FILE
     return Raw(
         windows=windows,
         server_info=_json(info) if info.exists() else {},
@@ -187,7 +200,17 @@ def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
             for path in sorted((run / replicate).glob("server_info-*.json"))
         },
         devices=_json(devices) if devices.exists() else {},
+        start_logs={
+            path.stem: _start_of(path) for path in sorted((run / replicate).glob("logs/*.log"))
+        },
+        model=_json(model) if model.exists() else {},
     )
+
+
+def _start_of(log: Path) -> str:
+    """Return a server's log up to the line by which its web server says that it serves."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        return "".join(itertools.takewhile(lambda line: SERVING not in line, lines))
 
 
 def _leg(path: Path, prefix: str) -> str:

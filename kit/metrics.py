@@ -6,7 +6,8 @@ given, with how many scrapes it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kit.measure import (
     Measure,
@@ -85,12 +86,29 @@ PROXY_COST = Measure(
 
 def device_count(raw: Raw) -> Reading:
     """Measure how many devices the engines compute on, by their resolved configurations."""
+    return _over_engines(raw, "parallel_config.tensor_parallel_size", sum)
+
+
+def resolved(path: str) -> Callable[[Raw], Reading]:
+    """Measure a number or switch of the configuration that the engine resolved; on is 1.
+
+    `path` is the place in it, `scheduler_config.async_scheduling`; of several engines, the least.
+    """
+    return lambda raw: _over_engines(raw, path, min)
+
+
+def _over_engines(raw: Raw, path: str, pick: Callable[[Sequence[float]], float]) -> Reading:
     infos = list(raw.legs.values()) if raw.legs else [raw.server_info]
-    folder = raw.measured.folder.rsplit("/", 1)[0]
     names = [f"server_info-{leg}.json" for leg in raw.legs] or ["server_info.json"]
-    files = tuple(f"{folder}/{name}" for name in names)
-    try:
-        ranks = [info["vllm_config"]["parallel_config"]["tensor_parallel_size"] for info in infos]
-    except KeyError as missing:
-        return null_reading(f"the configuration has no {missing.args[0]}", len(infos), *files)
-    return reading_of(sum(ranks), len(infos), *files)
+    files = tuple(f"{raw.folder}/{name}" for name in names)
+    found = []
+    for info in infos:
+        value: Any = info.get("vllm_config", {})
+        for part in path.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return null_reading(f"the configuration has no {part}", len(infos), *files)
+            value = value[part]
+        if not isinstance(value, int | float):
+            return null_reading(f"{path} is {value!r}, not a number", len(infos), *files)
+        found.append(float(value))
+    return reading_of(pick(found), len(infos), *files)

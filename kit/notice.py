@@ -43,6 +43,10 @@ _SET: dict[str, tuple[str, str]] = {
         "Both arms are the baseline (A/A): any difference is this machine's noise.",
         "两臂均为基线（A/A）：任何差异都是本机噪声。",
     ),
+    "answers_not_judged": (
+        "The weights of {seen} are random: speed is judged, accuracy is not.",
+        "{seen} 的权重是随机的：只判定速度，不判定精度。",
+    ),
     "stub_engine": (
         "The kit's own stub stood in for vLLM: this says nothing about vLLM.",
         "本次由 kit 自带的桩代替 vLLM：结果不说明 vLLM 的任何性质。",

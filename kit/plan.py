@@ -33,15 +33,11 @@ from kit.experiment import (
 from kit.guard import Limits
 from kit.sequential import Stopping
 from kit.topology import PORT, Topology, find_topology
-from kit.value import Value
+from kit.value import Value, is_empty
 
 Role = Literal["baseline", "candidate"]
 
 _TP = "--tensor-parallel-size"
-
-
-def _is_empty(value: object) -> bool:
-    return not value
 
 
 class PlannedImage(Value):
@@ -86,8 +82,8 @@ class PlannedArm(Value):
     entrypoint: tuple[str, ...]
     args: tuple[str, ...]
     env: dict[str, str]
-    topology: str | None = Field(default=None, exclude_if=_is_empty)
-    services: tuple[PlannedService, ...] = Field(default=(), exclude_if=_is_empty)
+    topology: str | None = Field(default=None, exclude_if=is_empty)
+    services: tuple[PlannedService, ...] = Field(default=(), exclude_if=is_empty)
 
     def service(self, name: str) -> PlannedService:
         """Return a service's own arguments and environment; empty where it has none."""
@@ -154,7 +150,8 @@ class Plan(Value):
     hypothesis: Hypothesis
     acted: tuple[Condition, ...]
     quality: tuple[QualityLimit, ...] = ()
-    preconditions: tuple[Precondition, ...] = Field(default=(), exclude_if=_is_empty)
+    preconditions: tuple[Precondition, ...] = Field(default=(), exclude_if=is_empty)
+    offered: tuple[Precondition, ...] = Field(default=(), exclude_if=is_empty)
     measures: tuple[str, ...]
     limits: Limits
     engine: Literal["vllm", "stub"] = "vllm"
@@ -166,10 +163,10 @@ class Plan(Value):
     phases: tuple[PlannedPhase, ...]
     slots: tuple[Slot, ...]
     stopping: Stopping | None = None
-    spare_pairs: int = Field(default=0, exclude_if=_is_empty)
+    spare_pairs: int = Field(default=0, exclude_if=is_empty)
     seed: int
     resources: Resources
-    shared_device: bool = Field(default=False, exclude_if=_is_empty)
+    shared_device: bool = Field(default=False, exclude_if=is_empty)
 
     @property
     def sha256(self) -> str:
@@ -326,6 +323,7 @@ def make_plan(
         acted=experiment.acted,
         quality=experiment.quality,
         preconditions=experiment.preconditions,
+        offered=experiment.offered,
         measures=tuple(m.name for m in experiment.all_measures),
         limits=Limits(),
         engine=engine,

@@ -23,6 +23,7 @@ from kit.experiment import (
     apply_variant,
     between_images,
     find_experiment,
+    without_answers,
 )
 from kit.image import ImageRecord, find_image
 from kit.manifest import RanImage
@@ -84,8 +85,8 @@ def choose(name: str, options: Options) -> Experiment:
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
         if chosen:
             find_image(chosen)
-    find_model(options.model or experiment.model or model.DEFAULT)
-    return experiment
+    record = find_model(options.model or experiment.model or model.DEFAULT)
+    return experiment if record.weights == "real" else without_answers(experiment)
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,11 @@ def _check_needs(
         raise UsageError(
             f"{name} needs real weights, and {chosen.id} has random ones",
             hint=f"leave --model out to take {model.DEFAULT}",
+        )
+    if experiment.needs.random_weights and chosen.weights == "real":
+        raise UsageError(
+            f"{name} asks this of a shape with random weights, and {chosen.id} has real ones",
+            hint="give a --model of the kind `shape`; see docker/models.yaml",
         )
     missing = experiment.needs.missing_files(
         model.read_model_lock(chosen).files if experiment.needs.model_files else ()

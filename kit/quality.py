@@ -33,10 +33,11 @@ def perplexity(phase: str) -> Callable[[Raw], Reading]:
     return compute
 
 
-def agreement(phase: str) -> Callable[[Raw, Raw], Reading]:
+def agreement(phase: str, *, task: str = "") -> Callable[[Raw, Raw], Reading]:
     """Compare greedy answers: the mean share of an answer that is equal up to the first difference.
 
-    1 is word for word the same. Answers to prompts scored for perplexity are left out.
+    1 is word for word the same. Answers to prompts scored for perplexity are left out; with `task`
+    also those of other tasks, by their ids.
     """
 
     def compute(baseline: Raw, candidate: Raw) -> Reading:
@@ -46,7 +47,9 @@ def agreement(phase: str) -> Callable[[Raw, Raw], Reading]:
         shares = [
             _common_share(str(s["text"]), str(other["text"]))
             for s in a.samples
-            if not s.get("prompt_logprobs") and (other := theirs.get(s.get("id"))) is not None
+            if not s.get("prompt_logprobs")
+            and str(s.get("id")).startswith(task)
+            and (other := theirs.get(s.get("id"))) is not None
         ]
         if not shares:
             return null_reading("no prompt was answered in both arms", 0, *files)

@@ -26,6 +26,7 @@ HOST_FACTS = "facts.json"
 OF_ANALYSIS = frozenset(
     {
         "against_itself",
+        "answers_not_judged",
         "busy_machine",
         "concluded_again",
         "null_measures",

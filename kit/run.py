@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import docker
 
@@ -37,6 +38,7 @@ from kit.manifest import (
     manifest_json,
     now_utc,
 )
+from kit.measure import MODEL_FILE
 from kit.notice import notice
 from kit.plan import Plan
 from kit.platform import find_platform
@@ -158,6 +160,20 @@ def _lay_out(record: Record, prepared: Prepared) -> None:
     for path in (record.folder / "workload").iterdir():
         path.chmod(0o644)
     store.write_json(record.folder / "plan.json", prepared.plan.model_dump(mode="json"))
+    store.write_json(record.folder / MODEL_FILE, told_of_model(prepared.model))
+
+
+def told_of_model(folder: Path) -> dict[str, Any]:
+    """Return what a run keeps of its model beside the files' hashes: configuration and sizes."""
+    config = folder / "config.json"
+    return {
+        "config": load_json(config) if config.is_file() else {},
+        "files": {
+            path.relative_to(folder).as_posix(): path.stat().st_size
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+    }
 
 
 def _new_record(
@@ -295,7 +311,7 @@ def _conclude(
         notices.append(notice("stub_engine", ""))
     if prepared.platform.shared_cores:
         notices.append(notice("shared_cores", str(os.cpu_count())))
-    if plan.pairs < MIN_PAIRS and not unsupported:
+    if plan.pairs < MIN_PAIRS and found.verdict.word != "unsupported":
         notices.append(notice("few_pairs", str(plan.pairs)))
     notices += [
         notice("commit_declared" if i.lock_sha256 else "image_declared", i.id)

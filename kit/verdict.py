@@ -298,16 +298,17 @@ def check_acted(
     broken = []
     for condition in conditions:
         read = False
+        text = f"{condition.otherwise}: {condition}" if condition.otherwise else str(condition)
         for (role, measure, replicate), reading in readings.items():
             if role != condition.arm or measure != condition.measure:
                 continue
             read = True
             if reading.value is None:
-                broken.append(f"{condition} is unknown in replicate {replicate}: {reading.reason}")
+                broken.append(f"{text} is unknown in replicate {replicate}: {reading.reason}")
             elif not condition.holds(reading.value):
-                broken.append(f"{condition} fails in replicate {replicate}: {reading.value:g}")
+                broken.append(f"{text} fails in replicate {replicate}: {reading.value:g}")
         if not read:
-            broken.append(f"{condition} was never read")
+            broken.append(f"{text} was never read")
     return broken
 
 

@@ -24,7 +24,6 @@ from kit.experiment import (
     Variable,
 )
 from kit.experiments.adv2_tp_scaling import SPLIT
-from kit.experiments.exp3_fp8_kv import TEXTS
 from kit.measure import (
     Comparison,
     Measure,
@@ -40,6 +39,7 @@ from kit.measure import (
 )
 from kit.metrics import PROXY_COST, device_count, gauge_of, info_label
 from kit.quality import agreement
+from kit.texts import TEXTS
 
 SIDE_CHANNEL_PORT = "5600"
 PROMPT_TOKENS = {"cpu": {"short": 32, "long": 384}, "cuda": {"short": 128, "long": 4096}}

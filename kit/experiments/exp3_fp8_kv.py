@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from kit.experiment import (
     Arm,
@@ -27,75 +26,11 @@ from kit.measure import (
 )
 from kit.metrics import info_label, info_label_is
 from kit.quality import agreement, perplexity, ratio_between
-
-PROMPTS = (
-    "The capital of France is",
-    "The capital of Italy is",
-    "The opposite of hot is",
-    "Water freezes at a temperature of",
-    "The largest planet in the solar system is",
-    "The first president of the United States was",
-    "One, two, three, four,",
-    "Monday, Tuesday, Wednesday,",
-    "The chemical symbol for water is",
-    "Two plus two equals",
-    "The sun rises in the",
-    "A year has twelve",
-    "The author of Romeo and Juliet is",
-    "The color of the sky on a clear day is",
-    "Bees make",
-    "The Great Wall is a monument in",
-)
-"""Short questions with one likely answer: an intact cache cannot move many of them."""
-
-ANSWER_TOKENS = 4
-"""The answer itself. What follows it is free choice, which any change of rounding may turn."""
-
-TEXTS = (
-    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having "
-    "nothing to do: once or twice she had peeped into the book her sister was reading, but it "
-    'had no pictures or conversations in it, "and what is the use of a book," thought Alice, '
-    '"without pictures or conversations?" So she was considering in her own mind, as well as she '
-    "could, for the hot day made her feel very sleepy and stupid, whether the pleasure of making "
-    "a daisy-chain would be worth the trouble of getting up and picking the daisies, when "
-    "suddenly a White Rabbit with pink eyes ran close by her.",
-    "Four score and seven years ago our fathers brought forth on this continent, a new nation, "
-    "conceived in Liberty, and dedicated to the proposition that all men are created equal. Now "
-    "we are engaged in a great civil war, testing whether that nation, or any nation so conceived "
-    "and so dedicated, can long endure. We are met on a great battle-field of that war. We have "
-    "come to dedicate a portion of that field, as a final resting place for those who here gave "
-    "their lives that that nation might live. It is altogether fitting and proper that we should "
-    "do this.",
-    "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
-    "must be in want of a wife. However little known the feelings or views of such a man may be "
-    "on his first entering a neighbourhood, this truth is so well fixed in the minds of the "
-    "surrounding families, that he is considered as the rightful property of some one or other of "
-    "their daughters.",
-)
-"""Openings in the public domain: Carroll 1865, Lincoln 1863, Austen 1813."""
-
-
-def _request(scale: Scale, name: str, prompt: str, lane: str, **more: Any) -> dict[str, Any]:
-    body = {
-        "model": scale.model,
-        "prompt": prompt,
-        "temperature": 0.0,
-        "seed": scale.seed,
-        **more,
-    }
-    return {"id": name, "path": "/v1/completions", "body": body, "lane": lane, "tags": {}}
+from kit.texts import PROMPTS, plain_request, quality_phase
 
 
 def workload(scale: Scale) -> tuple[Phase, ...]:
     """Build the quality phase (greedy answers, texts to score) and a small decoding load."""
-    asks = [
-        _request(scale, f"q{i:02d}", prompt, "ask", max_tokens=ANSWER_TOKENS)
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    scored = [
-        _request(scale, f"t{i}", text, "score", max_tokens=1, prompt_logprobs=0)
-        for i, text in enumerate(TEXTS)
-    ]
     lanes = 8
     count, tokens = (16, 32) if scale.platform == "cpu" else (128, 128)
     stream = {
@@ -105,13 +40,13 @@ def workload(scale: Scale) -> tuple[Phase, ...]:
         "stream_options": {"include_usage": True},
     }
     load = [
-        _request(scale, f"d{i:03d}", PROMPTS[i % len(PROMPTS)], f"lane{i % lanes}", **stream)
+        plain_request(scale, f"d{i:03d}", PROMPTS[i % len(PROMPTS)], f"lane{i % lanes}", **stream)
         for i in range(count)
     ]
-    warmup = (_request(scale, "w0", "Hello there.", "w", max_tokens=4),)
+    warmup = (plain_request(scale, "w0", "Hello there.", "w", max_tokens=4),)
     return (
         Phase("warmup", warmup, concurrency=1, scrape_every_s=None),
-        Phase("quality", (*asks, *scored), concurrency=2, scrape_every_s=None),
+        quality_phase(scale),
         Phase("measure", tuple(load), concurrency=lanes),
     )
 
@@ -131,7 +66,8 @@ MEASURES = (
 )
 
 
-def _is_dtype(prefix: str) -> Measure:
+def kv_dtype_is(prefix: str) -> Measure:
+    """Return the measure of whether the KV cache has a type of that kind."""
     return Measure(
         f"kv_dtype_is_{prefix}",
         "1",
@@ -147,6 +83,7 @@ CAPACITY = (
     "cache_config.kv_cache_max_concurrency",
     "cache_config.kv_cache_memory_bytes",
 )
+"""What follows from another number of bytes for a token, or from other memory for the cache."""
 
 
 def _dtype_variable(dtype: str) -> Variable:
@@ -173,7 +110,8 @@ def bf16_kv(base: Experiment) -> Experiment:
         base,
         variable=_dtype_variable("bfloat16"),
         settings={**base.settings, "dtype": "float32"},
-        measures=(*MEASURES, _is_dtype("bfloat16")),
+        needs=Needs(real_weights=True),
+        measures=(*MEASURES, kv_dtype_is("bfloat16")),
         acted=(Condition(measure="kv_dtype_is_bfloat16", arm="candidate", op="==", value=1),),
     )
 
@@ -219,6 +157,7 @@ def memory_05_09(base: Experiment) -> Experiment:
         ),
         measures=MEASURES,
         acted=(),
+        needs=Needs(real_weights=True),
         settings={k: v for k, v in base.settings.items() if k != "gpu-memory-utilization"},
     )
 
@@ -245,7 +184,7 @@ EXPERIMENT = Experiment(
         kind="exact",
     ),
     workload=workload,
-    measures=(*MEASURES, _is_dtype("fp8")),
+    measures=(*MEASURES, kv_dtype_is("fp8")),
     acted=(Condition(measure="kv_dtype_is_fp8", arm="candidate", op="==", value=1),),
     settings={
         "enforce-eager": True,
@@ -256,7 +195,7 @@ EXPERIMENT = Experiment(
     },
     # ranking log probabilities is compiled on first use, which images without a compiler cannot
     env={"TORCHDYNAMO_DISABLE": "1"},
-    needs=Needs(real_weights=True),
+    needs=Needs(real_weights=True, cpu_flags=("avx512f", "amx_bf16")),
     comparisons=(
         Comparison(
             "greedy_agreement", "1", "share of greedy answers that is equal", agreement("quality")

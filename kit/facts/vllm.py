@@ -6,6 +6,7 @@ Values that differ at every start (ids, a buffer's name) are left out; secrets a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,9 +136,11 @@ def _environment(attrs: Mapping[str, Any], running: Field, service: str | None) 
 
 
 def without_volatile(value: Any) -> Any:
-    """Drop keys that every start draws anew, at any depth."""
+    """Drop what every start draws anew, at any depth: keys, and addresses of objects in texts."""
     if isinstance(value, Mapping):
         return {k: without_volatile(each) for k, each in value.items() if k not in _VOLATILE}
+    if isinstance(value, str):  # `<… object at 0x7f…>` stands for what has no form of its own
+        return re.sub(r" at 0x[0-9a-f]+(?=>)", "", value)
     return [without_volatile(each) for each in value] if isinstance(value, list) else value
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from kit.experiment import Experiment, Scale, apply_variant, find_experiment, find_refusal
-from kit.experiments.exp3_fp8_kv import PROMPTS, TEXTS, workload
+from kit.experiments.exp3_fp8_kv import workload
 from kit.measure import Raw, Scrape, Window, parse_metrics
 from kit.quality import check_quality, compare_pairs
+from kit.texts import PROMPTS, TEXTS
 from kit.verdict import Verdict, effect_of, judge
 
 NAME = "exp3_fp8_kv"

@@ -81,6 +81,15 @@ def test_ids_drawn_at_every_start_are_left_out() -> None:
     assert without_volatile(value) == {"kv": [{"rank": 0}]}
 
 
+def test_an_objects_address_is_left_out_and_the_object_stays() -> None:
+    shown = "<vllm.online.base.OnlineQuantizationConfig object at 0x7f12ab34cd50>"
+    value = {"quant_config": shown, "note": "the file lies at 0x7f12"}
+    assert without_volatile(value) == {
+        "quant_config": "<vllm.online.base.OnlineQuantizationConfig object>",
+        "note": "the file lies at 0x7f12",
+    }
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -227,6 +227,18 @@ def test_load_raw_reads_a_replicate_and_leaves_out_failed_scrapes(tmp_path: Path
     assert raw.measured.samples == ({"id": "q"},)
     assert [s.total("c_total") for s in raw.measured.scrapes] == [1.0]
     assert raw.server_info == {}
+    assert (raw.start_logs, raw.model) == ({}, {})
+
+
+def test_a_server_log_is_read_up_to_the_moment_when_it_served(tmp_path: Path) -> None:
+    write_window(tmp_path)
+    (tmp_path / "r" / "logs").mkdir()
+    lines = b"loaded \xff\nINFO: Application startup complete.\nPOST /v1/completions\n"
+    (tmp_path / "r" / "logs" / "server.log").write_bytes(lines)
+    (tmp_path / "model.json").write_text('{"files": {"config.json": 7}}', "utf-8")
+    raw = load_raw(tmp_path, "r", ["measure"])
+    assert raw.start_logs == {"server": "loaded \ufffd\n"}
+    assert raw.model["files"] == {"config.json": 7}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from typing import Any
 
 from kit.measure import Raw, Scrape, Window, parse_metrics, pooled_gap_quantile, request_count
-from kit.metrics import gauge_of, info_label, info_label_is
+from kit.metrics import gauge_of, info_label, info_label_is, resolved
 
 
 def scrape(t_s: float, text: str) -> Scrape:
@@ -60,3 +60,17 @@ def test_pooled_gaps_hide_a_stall_that_is_rare() -> None:
 def test_requests_are_counted_without_failures() -> None:
     seen = raw(samples=(stream(1.0), stream(error="reset"), stream(2.0)))
     assert request_count()(seen).value == 2
+
+
+def test_the_resolved_configuration_is_read_by_its_path() -> None:
+    one = {"vllm_config": {"scheduler_config": {"async_scheduling": True, "policy": "fcfs"}}}
+    two = {"vllm_config": {"scheduler_config": {"async_scheduling": False}}}
+    alone = Raw(windows=raw().windows, server_info=one)
+    reading = resolved("scheduler_config.async_scheduling")(alone)
+    assert (reading.value, reading.sources) == (1, ("r/server_info.json",))
+    legs = Raw(windows=raw().windows, legs={"a": one, "b": two})
+    assert resolved("scheduler_config.async_scheduling")(legs).value == 0
+    assert resolved("scheduler_config.policy")(alone).reason == (
+        "scheduler_config.policy is 'fcfs', not a number"
+    )
+    assert resolved("scheduler_config.none")(alone).reason == "the configuration has no none"

@@ -31,6 +31,13 @@ def test_agreement_counts_the_share_before_the_first_difference() -> None:
     assert reading.sources == ("r/quality/samples.jsonl", "r/quality/samples.jsonl")
 
 
+def test_agreement_of_one_task_leaves_the_others_out() -> None:
+    a = raw(answer("q0", "same"), answer("math-0", "5"), answer("math-1", "7"))
+    b = raw(answer("q0", "other"), answer("math-0", "5"), answer("math-1", "8"))
+    assert agreement("quality", task="math")(a, b).value == 0.5
+    assert agreement("quality", task="code")(a, b).reason == "no prompt was answered in both arms"
+
+
 @pytest.mark.parametrize(
     ("a", "b", "share"), [("", "", 1.0), ("abc", "", 0.0), ("ab", "abcd", 0.5), ("x", "y", 0.0)]
 )

@@ -1,0 +1,106 @@
+"""adv3: the switch acted if the engine resolved it, and one that was forced off is unsupported."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from virtual_run import write_raw
+
+from kit.analyse import analyse, answered, conclude
+from kit.experiment import Scale, against_itself, apply_variant, between_images, find_experiment
+from kit.experiments.adv3_async_scheduling import HIGH, LOW, MIDDLE
+from kit.plan import flag_words
+from kit.verdict import Verdict
+from kit.virtual import VirtualRun, World, draw_run, frame, virtual_experiment
+
+NAME = "adv3_async_scheduling"
+EXPERIMENT = find_experiment(NAME)
+
+
+def run_with(baseline: Any, candidate: Any) -> VirtualRun:
+    """Draw a run whose engines resolved the switch to these values."""
+    drawable = replace(EXPERIMENT, workload=virtual_experiment().workload)
+    run = draw_run(frame(NAME, drawable, pairs=6), World(effect=0.2), np.random.default_rng(1))
+    told = {"baseline": baseline, "candidate": candidate}
+    for r in run.replicates:
+        info = {"vllm_config": {"scheduler_config": {"async_scheduling": told[r.role]}}}
+        run.raws[r.replicate] = replace(run.raws[r.replicate], server_info=info)
+    return run
+
+
+def verdict(run: VirtualRun) -> Verdict:
+    found = conclude(
+        run.plan, run.experiment, run.replicates, run.raws, run.requests, run.telemetry
+    )
+    return found.verdict
+
+
+def test_a_switch_that_the_engine_resolved_as_asked_is_judged() -> None:
+    found = verdict(run_with(False, True))
+    assert found.word in ("supported", "not supported", "inconclusive")
+    assert "output_tok_per_s" in found.reason
+
+
+def test_a_switch_that_was_forced_off_in_silence_is_unsupported() -> None:
+    found = verdict(run_with(False, False))
+    assert found.word == "unsupported"
+    assert found.reason.startswith("the engine was told --async-scheduling and switched it off")
+    assert "async_scheduling of candidate == 1 was asked, and seen: 0" in found.reason
+
+
+def test_without_a_baseline_that_is_off_the_numbers_only_describe() -> None:
+    found = verdict(run_with(True, True))
+    assert found.word == "inconclusive"
+    assert "no comparable baseline, so the numbers describe and claim nothing" in found.reason
+
+
+def test_an_unknown_configuration_does_not_speak_for_the_platform() -> None:
+    found = verdict(run_with(None, None))
+    assert found.word == "inconclusive"
+    assert "async_scheduling is None, not a number" in found.reason
+
+
+def test_the_first_candidate_that_was_forced_off_ends_the_run(tmp_path: Path) -> None:
+    run = run_with(False, False)
+    write_raw(tmp_path, run)
+    first = next(r for r in run.replicates if r.role == "candidate")
+    before = [r for r in run.replicates if r.replicate < first.replicate]
+    assert not before or not answered(tmp_path, run.plan, EXPERIMENT, before)
+    done = [*before, first]
+    assert answered(tmp_path, run.plan, EXPERIMENT, done)
+    assert analyse(tmp_path, run.plan, EXPERIMENT, done).verdict.word == "unsupported"
+    acting = run_with(False, True)
+    write_raw(tmp_path, acting)
+    assert not answered(tmp_path, acting.plan, EXPERIMENT, done)
+
+
+def test_the_arms_differ_in_the_supported_switch_alone() -> None:
+    baseline, candidate = EXPERIMENT.variable.arms
+    assert flag_words(baseline.flags) == ["--no-async-scheduling"]
+    assert flag_words(candidate.flags) == ["--async-scheduling"]
+    assert (baseline.env, baseline.topology) == (candidate.env, candidate.topology)
+
+
+@pytest.mark.parametrize(("variant", "lanes"), [("low", LOW), (None, MIDDLE), ("high", HIGH)])
+def test_three_loads_that_carry_a_99th_percentile(variant: str | None, lanes: int) -> None:
+    measured = apply_variant(EXPERIMENT, NAME, variant).workload(Scale("m", 1, "cuda"))[-1]
+    assert measured.concurrency == len({r["lane"] for r in measured.requests}) == lanes
+    assert len(measured.requests) * 0.01 >= 5
+    assert lanes <= int(str(EXPERIMENT.settings["max-num-seqs"]))
+
+
+def test_nothing_is_asked_of_the_platform_where_both_arms_are_the_baseline() -> None:
+    assert against_itself(EXPERIMENT).offered == ()
+
+
+def test_between_two_images_both_must_offer_it() -> None:
+    both = between_images(EXPERIMENT, "old", "new")
+    assert [p.holds.arm for p in both.offered] == ["candidate", "baseline"]  # type: ignore[union-attr]
+
+
+def test_plans_without_it_keep_their_form() -> None:
+    plan = frame("exp1_prefix_cache", find_experiment("exp1_prefix_cache")).plan.model_dump()
+    assert "offered" not in plan
+    assert "otherwise" not in plan["acted"][0]
