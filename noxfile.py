@@ -101,6 +101,12 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
+def explain(session: nox.Session) -> None:
+    """Say what a verdict, guard or warning means and what to do next: explain -- WORD."""
+    kit(session, "explain", *session.posargs)
+
+
+@nox.session
 def reproduce(session: nox.Session) -> None:
     """Run a recorded run again, exactly, and say whether it came back: reproduce -- FILE."""
     kit(session, "reproduce", *session.posargs)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import docker
 
-from kit import console, engine, facts, identity, owner, pull_request, report, store
+from kit import console, engine, facts, identity, owner, pull_request, report_files, store
 from kit.analyse import analyse, answered, refused
 from kit.errors import BadFile, DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
 from kit.experiment import (
@@ -319,7 +319,7 @@ def _conclude(
         notices=tuple(notices),
         cost=cost,
     )
-    report.write_reports(record.folder, record.manifest)
+    report_files.write_reports(record.folder, record.manifest)
     if len(set(plan.images)) > 1:
         block = pull_request.pull_request_block(record.manifest)
         store.write_text(record.folder / "pull-request.md", block)
