@@ -7,7 +7,7 @@ to print a bare number. `kit.report_files` writes the reports, `kit.report_html`
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from kit.again import experiment_of
 from kit.errors import StaleNumber
 from kit.experiment import Text
 from kit.explain import find_explanation
+from kit.fact import Fact
 from kit.guard import GuardResult
 from kit.manifest import Manifest
 from kit.measure import Reading
@@ -62,15 +63,11 @@ class Notes:
         mark = self._marks.setdefault(files, str(len(self._marks) + 1))
         return Number(text, mark)
 
-    def listed(self) -> list[dict[str, Any]]:
-        """Return the notes for the template."""
-        return [
-            {
-                "mark": mark,
-                "files": [{"name": f, "sha256": self.manifest.files[f].sha256} for f in files],
-            }
-            for files, mark in self._marks.items()
-        ]
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the notes of all numbers that were given until now, as a template shows them."""
+        for files, mark in list(self._marks.items()):
+            listed = [{"name": f, "sha256": self.manifest.files[f].sha256} for f in files]
+            yield {"mark": mark, "files": listed}
 
 
 def render(manifest: Manifest, language: str) -> str:
@@ -89,7 +86,7 @@ def fill(template: str, values: dict[str, Any], language: str, *, html: bool = F
         lstrip_blocks=html,
         keep_trailing_newline=True,
     )
-    environment.filters["say"] = partial(_say, language)
+    environment.filters["say"] = partial(_say_html if html else _say, language)
     return environment.get_template(template).render(values)
 
 
@@ -99,10 +96,7 @@ def report_words() -> dict[str, dict[str, str]]:
 
 
 def values_of(manifest: Manifest, language: str) -> dict[str, Any]:
-    """Return what every form of the report shows; needs a manifest with a verdict.
-
-    `notes` lists the notes of all numbers that were made until it is read.
-    """
+    """Return what every form of the report shows; needs a manifest with a verdict."""
     assert manifest.verdict is not None
     words = report_words()
     notes = Notes(manifest)
@@ -123,22 +117,19 @@ def values_of(manifest: Manifest, language: str) -> dict[str, Any]:
         "asked": _asked(manifest, notes),
         "cost": _cost(manifest, notes),
         "command": command(manifest),
-        "notes": _Later(notes),
+        "notes": notes,
     }
-
-
-class _Later:
-    """Lists the notes when the template reaches them: after every number was given its mark."""
-
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
-
-    def __iter__(self) -> Any:
-        return iter(self._notes.listed())
 
 
 def _say(language: str, text: Text) -> str:
     return text.zh if language == "zh" else text.en
+
+
+def _say_html(language: str, text: Text) -> Markup:
+    """Return the text escaped, with what stands in backticks as code."""
+    parts = _say(language, text).split("`")
+    marked = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
+    return Markup().join(marked)
 
 
 def _refuse_bare_numbers(value: Any) -> Any:
@@ -204,13 +195,14 @@ def _summary(readings: Sequence[Reading], notes: Notes, null: str) -> Number | s
     if not known:
         return f"{null}: {readings[0].reason}" if readings else null
     values = [r.value for r in known if r.value is not None]
-    text = _short(statistics.median(values))
-    if len(values) > 1:
-        text += f" ({_short(min(values))} – {_short(max(values))})"
+    text = number_text(statistics.median(values))
+    if min(values) != max(values):
+        text += f" ({number_text(min(values))} – {number_text(max(values))})"
     return notes.number(text, [s for r in known for s in r.sources])
 
 
-def _short(value: float) -> str:
+def number_text(value: float) -> str:
+    """Return a number as reports show it: whole ones whole, others with four digits."""
     if value == int(value) and abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.4g}"
@@ -241,7 +233,7 @@ def _replicates(manifest: Manifest, notes: Notes, language: str) -> list[dict[st
         if reading is None or reading.value is None:
             value: Any = reading.reason if reading else "—"
         else:
-            value = notes.number(_short(reading.value), reading.sources)
+            value = notes.number(number_text(reading.value), reading.sources)
         rows.append(
             {
                 "replicate": str(r.replicate + 1),
@@ -258,11 +250,14 @@ SHOWN = (
     # label, group, fact, service
     ("vllm", "vllm", "version", "server"),
     ("commit", "vllm", "commit", "server"),
+    ("torch", "vllm", "torch_version", "server"),
     ("hardware", "host", "cpu_model", None),
     ("hardware", "host", "cpu_cores", None),
     ("hardware", "host", "memory_total_bytes", None),
     ("hardware", "gpu", "device0_name", None),
     ("driver", "gpu", "driver_version", None),
+    ("kernel", "host", "kernel_release", None),
+    ("engine_version", "engine", "version", None),
 )
 
 
@@ -281,7 +276,7 @@ def _environment(
         if fact.value is None:
             text: Number | str = f"{words['unknown'][language]}: {fact.reason}"
         else:
-            text = notes.number(str(fact.value), [source])
+            text = notes.number(_fact_text(fact), [source])
         rows.append(
             {
                 "label": words[label][language],
@@ -291,6 +286,12 @@ def _environment(
             }
         )
     return rows
+
+
+def _fact_text(fact: Fact) -> str:
+    if fact.name.endswith("_bytes") and isinstance(fact.value, int):
+        return f"{fact.value / 2**30:.1f} GiB"
+    return str(fact.value)
 
 
 def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
@@ -319,9 +320,9 @@ def _served(manifest: Manifest, notes: Notes, name: str) -> Number | str:
     values = [x.value for x in found if x.value is not None]
     if not values:
         return "—"
-    text = _short(min(values))
+    text = number_text(min(values))
     if max(values) != min(values):
-        text += f" – {_short(max(values))}"
+        text += f" – {number_text(max(values))}"
     return notes.number(text, [s for x in found for s in x.sources])
 
 

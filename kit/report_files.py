@@ -1,4 +1,7 @@
-"""Writes a run's reports beside its manifest: Markdown and a page, in both languages."""
+"""Writes a run's reports beside its manifest: Markdown and a page, in both languages.
+
+Nothing is written while a raw file differs from its hash.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from kit import store
 from kit.errors import StaleNumber
 from kit.manifest import Manifest
 from kit.report import LANGUAGES, render
+from kit.report_html import render_pages
 
 
 def write_reports(folder: Path, manifest: Manifest) -> list[Path]:
-    """Write report.<language>.md beside the manifest; return the files.
+    """Write report.<language>.md and .html beside the manifest; return the files.
 
     Raises `StaleNumber` naming the first raw file that is not as the manifest says.
     """
@@ -23,6 +27,8 @@ def write_reports(folder: Path, manifest: Manifest) -> list[Path]:
             detail="\n".join(wrong),
         )
     written = {f"report.{language}.md": render(manifest, language) for language in LANGUAGES}
+    pages = render_pages(folder, manifest)
+    written |= {f"report.{language}.html": page for language, page in pages.items()}
     for name, text in written.items():
         store.write_text(folder / name, text)
     return [folder / name for name in written]

@@ -142,7 +142,7 @@ def carry_out(
             record.update(facts=tuple(found))
             unsupported = _measure_all(client, record, experiment, prepared, say)
             _conclude(record, experiment, prepared, unsupported)
-    say(f"report: {folder / 'report.en.md'}")
+    say(f"report: {folder / 'report.en.html'}")
     return record.manifest, folder
 
 
