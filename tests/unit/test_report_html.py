@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -232,7 +233,7 @@ def test_headings_tables_and_figures_can_be_read_aloud(reference: Whole, languag
     levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
     assert levels.count(1) == 1
     assert levels[0] == 1
-    assert all(b <= a + 1 for a, b in zip(levels, levels[1:], strict=False))
+    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
     assert all(th.get("scope") in ("col", "row") for th in page.all("th"))
     assert page.all("html")[0]["lang"].startswith(language)
     drawings = [attrs for _, attrs in page.tags if attrs.get("role") == "img"]
