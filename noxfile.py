@@ -96,7 +96,7 @@ def analyse(session: nox.Session) -> None:
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Write a run's reports again; refused when a raw file was changed: report -- RUNDIR."""
+    """Write a run's reports again, or an index over many: report -- RUNDIR, report -- runs/."""
     kit(session, "report", *session.posargs)
 
 

@@ -17,12 +17,21 @@ if TYPE_CHECKING:
 Lang = Annotated[str, typer.Option("--lang", help="en or zh.")]
 
 
-def report_command(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Write a run's reports again; refused when raw files or numbers are not the recorded ones."""
+def report_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder of runs.")],
+) -> None:
+    """Write a run's reports again, or an index.html over all runs below a folder.
+
+    Refused when raw files or numbers are not the recorded ones.
+    """
     from kit.again import check_numbers
     from kit.manifest import load_manifest
     from kit.report_files import write_reports
+    from kit.report_index import write_index
 
+    if run.is_dir() and not (run / "manifest.json").exists():
+        console.say(f"written: {write_index(run)}")
+        return
     manifest = load_manifest(run / "manifest.json")
     if manifest.verdict is None:
         raise UsageError(f"the run is {manifest.status}: it has no verdict to report")
