@@ -101,6 +101,12 @@ def report(session: nox.Session) -> None:
 
 
 @nox.session
+def show(session: nox.Session) -> None:
+    """Show a run on one screen: verdict, effect, arms, image, machine: show -- RUNDIR."""
+    kit(session, "show", *session.posargs)
+
+
+@nox.session
 def explain(session: nox.Session) -> None:
     """Say what a verdict, guard or warning means and what to do next: explain -- WORD."""
     kit(session, "explain", *session.posargs)
@@ -156,7 +162,7 @@ def verify(session: nox.Session) -> None:
 
 @nox.session
 def export(session: nox.Session) -> None:
-    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf."""
+    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf|csv."""
     kit(session, "export", *session.posargs)
 
 

@@ -244,10 +244,10 @@ def reference_command(
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d or mlperf.")],
+    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d, mlperf or csv.")],
     as_json: Json = False,
 ) -> None:
-    """Write a finished run as RO-Crate, llm-d Benchmark Reports or MLPerf system description."""
+    """Write a finished run as RO-Crate, llm-d reports or MLPerf description; its samples as CSV."""
     from kit.export import export
 
     written = export(run, form)

@@ -40,6 +40,21 @@ def report_command(
         console.say(f"written: {path}")
 
 
+def show_command(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or a manifest.")],
+    as_json: Json = False,
+) -> None:
+    """Show a run on one screen: verdict, effect, arms, image, machine, and where what is."""
+    from kit.show import lines, summarise
+
+    summary = summarise(run)
+    if as_json:
+        console.data(summary)
+        return
+    for name, value in lines(summary):
+        console.text(f"{name:<10} {value}")
+
+
 def explain_command(
     word: Annotated[
         str | None, typer.Argument(help="A verdict, outcome, guard, warning or state.")
@@ -74,4 +89,5 @@ def _said(each: Explanation, language: str) -> tuple[str, str]:
 def add_report_commands(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("report")(report_command)
+    app.command("show")(show_command)
     app.command("explain")(explain_command)
