@@ -96,8 +96,20 @@ def analyse(session: nox.Session) -> None:
 
 @nox.session
 def report(session: nox.Session) -> None:
-    """Write a run's reports again; refused when a raw file was changed: report -- RUNDIR."""
+    """Write a run's reports again, or an index over many: report -- RUNDIR, report -- runs/."""
     kit(session, "report", *session.posargs)
+
+
+@nox.session
+def show(session: nox.Session) -> None:
+    """Show a run on one screen: verdict, effect, arms, image, machine: show -- RUNDIR."""
+    kit(session, "show", *session.posargs)
+
+
+@nox.session
+def explain(session: nox.Session) -> None:
+    """Say what a verdict, guard or warning means and what to do next: explain -- WORD."""
+    kit(session, "explain", *session.posargs)
 
 
 @nox.session
@@ -150,7 +162,7 @@ def verify(session: nox.Session) -> None:
 
 @nox.session
 def export(session: nox.Session) -> None:
-    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf."""
+    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf|csv."""
     kit(session, "export", *session.posargs)
 
 

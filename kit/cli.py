@@ -17,6 +17,7 @@ from kit.cli_again import Out, Quick, add_again_commands
 from kit.cli_check import check_command
 from kit.cli_fit import fit_command
 from kit.cli_images import Json, add_image_commands
+from kit.cli_report import add_report_commands
 from kit.cli_share import add_share_commands
 from kit.errors import Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
@@ -240,28 +241,13 @@ def reference_command(
     console.say(f"kept: {keep_reference(run)}")
 
 
-@app.command("report")
-def report_command(run: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
-    """Write a run's reports again; refused when raw files or numbers are not the recorded ones."""
-    from kit.again import check_numbers
-    from kit.manifest import load_manifest
-    from kit.report import write_reports
-
-    manifest = load_manifest(run / "manifest.json")
-    if manifest.verdict is None:
-        raise UsageError(f"the run is {manifest.status}: it has no verdict to report")
-    check_numbers(run)
-    write_reports(run, manifest)
-    console.say(f"written: {run / 'report.en.md'} and report.zh.md")
-
-
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d or mlperf.")],
+    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d, mlperf or csv.")],
     as_json: Json = False,
 ) -> None:
-    """Write a finished run as RO-Crate, llm-d Benchmark Reports or MLPerf system description."""
+    """Write a finished run as RO-Crate, llm-d reports or MLPerf description; its samples as CSV."""
     from kit.export import export
 
     written = export(run, form)
@@ -389,6 +375,7 @@ def sweep_command() -> None:
 add_image_commands(app)
 add_share_commands(app)
 add_again_commands(app)
+add_report_commands(app)
 app.command("fit")(fit_command)
 app.command("check")(check_command)
 

@@ -93,6 +93,9 @@ def compare_command(
     experiment: Annotated[str | None, typer.Option(help="Only this experiment.")] = None,
     image: Annotated[str | None, typer.Option(help="Only runs with this image id.")] = None,
     verdict: Annotated[str | None, typer.Option(help="Only this verdict.")] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Two runs: write the table to this page instead.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show two runs side by side with everything in which they differ, or a table of many."""
@@ -104,7 +107,12 @@ def compare_command(
         result = compare_table.many(runs[0], experiment, image, verdict)
     else:
         raise UsageError("compare takes two runs, or one folder of many")
-    if as_json:
+    if page is not None and len(runs) == 2:
+        from kit.report_index import write_comparison
+
+        write_comparison(page, runs[0], runs[1], result)
+        console.say(f"written: {page}")
+    elif as_json:
         console.data(result.data)
     else:
         console.table(result.title, result.columns, result.rows)

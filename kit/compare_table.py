@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,11 @@ def two(first: Path, second: Path) -> Result:
 
     The judgement is that of `reproduce`, with no difference accepted.
     """
-    a, b = load(first), load(second)
+    return two_of(load(first), load(second))
+
+
+def two_of(a: Manifest, b: Manifest) -> Result:
+    """Compare two runs by their manifests; see `two`."""
     machine = compare.differences(compare.machine_of(a.facts), compare.machine_of(b.facts))
     found = [
         *compare.plan_differences(a.plan, b.plan),
@@ -64,14 +69,9 @@ def many(folder: Path, experiment: str | None, image: str | None, verdict: str |
     if not folder.is_dir():
         raise NotFound(f"{folder} is no folder", hint="give two runs, or a folder of runs")
     rows = []
-    for path in sorted(folder.rglob("*.json")):
-        if path.name != "manifest.json" and path.parent.parent != folder:
-            continue  # a reference lies two levels down under its case's name
-        try:
-            manifest = load_manifest(path)
-        except BadFile as error:
-            if path.name == "manifest.json":
-                rows.append({"run": str(path.parent), "verdict": error.message})
+    for path, manifest in manifests_below(folder):
+        if isinstance(manifest, BadFile):
+            rows.append({"run": str(path.parent), "verdict": manifest.message})
             continue
         row = _row(path, manifest)
         wanted = ((experiment, row["experiment"]), (verdict, row["verdict"]))
@@ -82,6 +82,18 @@ def many(folder: Path, experiment: str | None, image: str | None, verdict: str |
     columns = ["run", "experiment", "case", "verdict", "effect", "pairs", "environment"]
     cells = [[str(row.get(column, "")) for column in columns] for row in rows]
     return Result(f"{len(rows)} runs", columns, cells, rows)
+
+
+def manifests_below(folder: Path) -> Iterator[tuple[Path, Manifest | BadFile]]:
+    """Yield every manifest below a folder with its path, or why it cannot be read."""
+    for path in sorted(folder.rglob("*.json")):
+        if path.name != "manifest.json" and path.parent.parent != folder:
+            continue  # a reference lies two levels down under its case's name
+        try:
+            yield path, load_manifest(path)
+        except BadFile as error:
+            if path.name == "manifest.json":
+                yield path, error
 
 
 def _row(path: Path, manifest: Manifest) -> dict[str, str]:

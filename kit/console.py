@@ -65,6 +65,11 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     _out.print(grid)
 
 
+def text(value: str) -> None:
+    """Print text on stdout; wrapped only where stdout is a terminal."""
+    _out.print(Text(value), soft_wrap=not sys.stdout.isatty())
+
+
 def data(value: Any) -> None:
     """Print a value as JSON on stdout, for scripts."""
     print(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 from kit import store
 from kit.errors import StaleNumber, UnknownName
 from kit.export_crate import METADATA, ro_crate
+from kit.export_csv import csv_files
 from kit.export_llmd import llm_d_reports
 from kit.export_mlperf import mlperf_system
 from kit.manifest import Manifest, RawFile, load_manifest
@@ -58,8 +59,17 @@ def _write_mlperf(run: Path, manifest: Manifest) -> list[Path]:
     return [path]
 
 
+def _write_csv(run: Path, manifest: Manifest) -> list[Path]:
+    paths = []
+    for name, text in csv_files(run, manifest).items():
+        paths.append(run / store.EXPORTS / "csv" / name)
+        store.write_text(paths[-1], text)
+    return paths
+
+
 FORMATS: dict[str, Callable[[Path, Manifest], list[Path]]] = {
     "ro-crate": _write_crate,
     "llm-d": _write_llm_d,
     "mlperf": _write_mlperf,
+    "csv": _write_csv,
 }

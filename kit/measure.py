@@ -173,23 +173,7 @@ SERVING = "Application startup complete"
 
 def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
     """Read one replicate's folder. Raises `BadFile` naming the file that cannot be read."""
-    windows = {}
-    for phase in phases:
-        folder = f"{replicate}/{phase}"
-        windows[phase] = Window(
-            folder=folder,
-            samples=tuple(_json_lines(run / folder / "samples.jsonl")),
-            scrapes=tuple(_scrapes(run / folder / "metrics.jsonl.gz")),
-            load=_json(run / folder / "load.json"),
-            legs={
-                _leg(path, "metrics-"): tuple(_scrapes(path))
-                for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
-            },
-            traces={
-                path.name: split_trace(path)
-                for path in sorted((run / folder).glob("trace-*.json.gz"))
-            },
-        )
+    windows = {phase: load_window(run, f"{replicate}/{phase}") for phase in phases}
     info, devices = (run / replicate / name for name in ("server_info.json", "devices.json"))
     model = run / MODEL_FILE
     return Raw(
@@ -211,6 +195,27 @@ def _start_of(log: Path) -> str:
     """Return a server's log up to the line by which its web server says that it serves."""
     with log.open(encoding="utf-8", errors="replace") as lines:
         return "".join(itertools.takewhile(lambda line: SERVING not in line, lines))
+
+
+def load_window(run: Path, folder: str, only: Sequence[str] = ()) -> Window:
+    """Read one window's folder; with `only`, just the series whose names begin so, which is fast.
+
+    Raises `BadFile` naming the file that cannot be read.
+    """
+    return Window(
+        folder=folder,
+        samples=tuple(_json_lines(run / folder / "samples.jsonl")),
+        scrapes=tuple(_scrapes(run / folder / "metrics.jsonl.gz", only)),
+        load=_json(run / folder / "load.json"),
+        legs={
+            _leg(path, "metrics-"): tuple(_scrapes(path, only))
+            for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
+        },
+        traces={
+            path.name: split_trace(path)
+            for path in sorted((run / folder).glob("trace-*.json.gz"))
+        },
+    )
 
 
 def _leg(path: Path, prefix: str) -> str:
@@ -243,7 +248,7 @@ def _refuse(constant: str) -> float:
     raise ValueError(f"{constant} is no number")
 
 
-def _scrapes(path: Path) -> Iterator[Scrape]:
+def _scrapes(path: Path, only: Sequence[str] = ()) -> Iterator[Scrape]:
     if not path.exists():
         return
     try:
@@ -251,7 +256,11 @@ def _scrapes(path: Path) -> Iterator[Scrape]:
             for line in lines:
                 one = json.loads(line)
                 if one.get("status") == 200:
-                    yield Scrape(t_s=one["t_s"], values=parse_metrics(one["text"]))
+                    text = one["text"]
+                    if only:
+                        chosen = tuple(only)
+                        text = "".join(x for x in text.splitlines(True) if x.startswith(chosen))
+                    yield Scrape(t_s=one["t_s"], values=parse_metrics(text))
     except (EOFError, OSError, ValueError, KeyError) as error:
         raise BadFile(f"{path.name} in {path.parent}: {error}") from None
 

@@ -10,6 +10,7 @@ DOCKER = ROOT / "docker"
 LOCKS = DOCKER / "locks"
 COMPOSE = ROOT / "compose"
 INSIDE = ROOT / "kit" / "inside"
+TEMPLATES = ROOT / "kit" / "templates"
 MANIFESTS = ROOT / "manifests"
 RUNS = ROOT / "runs"
 

@@ -11,7 +11,7 @@ import lzma
 import tarfile
 from pathlib import Path
 
-from kit import report, store
+from kit import report_files, store
 from kit.again import experiment_of
 from kit.analyse import Analysis, analyse, refused
 from kit.archive import fault_of_name, shown
@@ -75,7 +75,7 @@ def conclude_again(run: Path) -> Manifest:
         }
     )
     store.write_text(run / "manifest.json", manifest_json(again))
-    report.write_reports(run, again)
+    report_files.write_reports(run, again)
     return again
 
 

@@ -1,42 +1,50 @@
-"""Renders a manifest as Markdown, in English and Chinese, from the same data.
+"""Renders a manifest as Markdown, in English and Chinese, and gives its numbers to the page.
 
 Every number is a `Number`: a value with the raw files it came from. The template engine refuses
-to print a bare number, and nothing is rendered while a raw file differs from its hash.
+to print a bare number. `kit.report_files` writes the reports, `kit.report_html` makes the page.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jinja2
 import yaml
+from markupsafe import Markup
 
-from kit import store
 from kit.again import experiment_of
 from kit.errors import StaleNumber
 from kit.experiment import Text
+from kit.explain import find_explanation
+from kit.fact import Fact
+from kit.guard import GuardResult
 from kit.manifest import Manifest
 from kit.measure import Reading
+from kit.paths import TEMPLATES
 from kit.verdict import MIN_PAIRS
 
 LANGUAGES = ("en", "zh")
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number as text, with the mark of the note that names its raw files."""
+    """A number as text, with the mark of the note that names its raw files.
+
+    In Markdown the mark follows the number; in HTML the number itself leads to the note.
+    """
 
     text: str
     mark: str
 
     def __str__(self) -> str:
         return f"{self.text}[^{self.mark}]"
+
+    def __html__(self) -> str:
+        return Markup('<a class="number" href="#note-{}">{}</a>').format(self.mark, self.text)
 
 
 @dataclass
@@ -55,48 +63,46 @@ class Notes:
         mark = self._marks.setdefault(files, str(len(self._marks) + 1))
         return Number(text, mark)
 
-    def listed(self) -> list[dict[str, Any]]:
-        """Return the notes for the template."""
-        return [
-            {
-                "mark": mark,
-                "files": [{"name": f, "sha256": self.manifest.files[f].sha256} for f in files],
-            }
-            for files, mark in self._marks.items()
-        ]
-
-
-def write_reports(folder: Path, manifest: Manifest) -> None:
-    """Write report.en.md and report.zh.md beside the manifest.
-
-    Raises `StaleNumber` naming the first raw file that is not as the manifest says.
-    """
-    wrong = store.changed_files(folder, manifest.files)
-    if wrong:
-        raise StaleNumber(
-            f"the raw files are not those of the manifest: {wrong[0]}",
-            hint="`nox -s analyse -- RUNDIR` computes the numbers from the files as they are",
-            detail="\n".join(wrong),
-        )
-    for language in LANGUAGES:
-        store.write_text(folder / f"report.{language}.md", render(manifest, language))
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the notes of all numbers that were given until now, as a template shows them."""
+        for files, mark in list(self._marks.items()):
+            listed = [{"name": f, "sha256": self.manifest.files[f].sha256} for f in files]
+            yield {"mark": mark, "files": listed}
 
 
 def render(manifest: Manifest, language: str) -> str:
-    """Return the report's text; needs a manifest with a verdict."""
-    assert manifest.verdict is not None
-    words = yaml.safe_load((TEMPLATES / "words.yml").read_text("utf-8"))
+    """Return the report's Markdown; needs a manifest with a verdict."""
+    return fill("report.md.j2", values_of(manifest, language), language)
+
+
+def fill(template: str, values: dict[str, Any], language: str, *, html: bool = False) -> str:
+    """Fill a template whose numbers all name their raw files; in HTML every text is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         finalize=_refuse_bare_numbers,
-        autoescape=False,  # noqa: S701 - Markdown, not HTML
+        autoescape=html,  # noqa: S701 - on for HTML, off for Markdown
+        trim_blocks=html,
+        lstrip_blocks=html,
         keep_trailing_newline=True,
     )
-    environment.filters["say"] = partial(_say, language)
+    environment.filters["say"] = partial(_say_html if html else _say, language)
+    return environment.get_template(template).render(values)
+
+
+def report_words() -> dict[str, dict[str, str]]:
+    """Return the reports' fixed words: key -> language -> text."""
+    return dict(yaml.safe_load((TEMPLATES / "words.yml").read_text("utf-8")))
+
+
+def values_of(manifest: Manifest, language: str) -> dict[str, Any]:
+    """Return what every form of the report shows; needs a manifest with a verdict."""
+    assert manifest.verdict is not None
+    words = report_words()
     notes = Notes(manifest)
     aside = {r.replicate for r in manifest.replicates if r.pair in manifest.set_aside}
-    values = {
+    broken = [g for g in manifest.guards if not g.ok and g.replicate not in aside]
+    return {
         "m": manifest,
         "w": {key: both[language] for key, both in words.items()},
         "margin": notes.number(f"{manifest.plan.hypothesis.margin:.0%}", ["plan.json"]),
@@ -104,28 +110,26 @@ def render(manifest: Manifest, language: str) -> str:
         "effect": _effect(manifest, notes),
         "comparisons": _comparisons(manifest, notes, words["no_value"][language]),
         "replicates": _replicates(manifest, notes, language),
-        "broken": [g for g in manifest.guards if not g.ok and g.replicate not in aside],
+        "broken": broken,
         "spoiled": [g for g in manifest.guards if not g.ok and g.replicate in aside],
+        "advice": _advice(broken),
         "environment": _environment(manifest, notes, language, words),
         "asked": _asked(manifest, notes),
         "cost": _cost(manifest, notes),
         "command": command(manifest),
+        "notes": notes,
     }
-    return environment.get_template("report.md.j2").render(values, notes=_Later(notes))
-
-
-class _Later:
-    """Lists the notes when the template reaches them: after every number was given its mark."""
-
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
-
-    def __iter__(self) -> Any:
-        return iter(self._notes.listed())
 
 
 def _say(language: str, text: Text) -> str:
     return text.zh if language == "zh" else text.en
+
+
+def _say_html(language: str, text: Text) -> Markup:
+    """Return the text escaped, with what stands in backticks as code."""
+    parts = _say(language, text).split("`")
+    marked = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
+    return Markup().join(marked)
 
 
 def _refuse_bare_numbers(value: Any) -> Any:
@@ -169,7 +173,7 @@ def _rows(manifest: Manifest, notes: Notes, language: str, words: Any) -> list[d
     return rows
 
 
-def _comparisons(manifest: Manifest, notes: Notes, null: str) -> list[dict[str, str]]:
+def _comparisons(manifest: Manifest, notes: Notes, null: str) -> list[dict[str, Any]]:
     """Return a row for each comparison between the arms, over all pairs, with its limit."""
     limits = {q.comparison: f"{q.op} {q.value:g}" for q in manifest.plan.quality}
     rows = []
@@ -180,24 +184,25 @@ def _comparisons(manifest: Manifest, notes: Notes, null: str) -> list[dict[str, 
             {
                 "name": name,
                 "value": _summary(found, notes, null),
-                "limit": str(notes.number(limit, ["plan.json"])) if limit else "—",
+                "limit": notes.number(limit, ["plan.json"]) if limit else "—",
             }
         )
     return rows
 
 
-def _summary(readings: Sequence[Reading], notes: Notes, null: str) -> str:
+def _summary(readings: Sequence[Reading], notes: Notes, null: str) -> Number | str:
     known = [r for r in readings if r.value is not None]
     if not known:
         return f"{null}: {readings[0].reason}" if readings else null
     values = [r.value for r in known if r.value is not None]
-    text = _short(statistics.median(values))
-    if len(values) > 1:
-        text += f" ({_short(min(values))} – {_short(max(values))})"
-    return str(notes.number(text, [s for r in known for s in r.sources]))
+    text = number_text(statistics.median(values))
+    if min(values) != max(values):
+        text += f" ({number_text(min(values))} – {number_text(max(values))})"
+    return notes.number(text, [s for r in known for s in r.sources])
 
 
-def _short(value: float) -> str:
+def number_text(value: float) -> str:
+    """Return a number as reports show it: whole ones whole, others with four digits."""
     if value == int(value) and abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.4g}"
@@ -228,7 +233,7 @@ def _replicates(manifest: Manifest, notes: Notes, language: str) -> list[dict[st
         if reading is None or reading.value is None:
             value: Any = reading.reason if reading else "—"
         else:
-            value = notes.number(_short(reading.value), reading.sources)
+            value = notes.number(number_text(reading.value), reading.sources)
         rows.append(
             {
                 "replicate": str(r.replicate + 1),
@@ -245,17 +250,20 @@ SHOWN = (
     # label, group, fact, service
     ("vllm", "vllm", "version", "server"),
     ("commit", "vllm", "commit", "server"),
+    ("torch", "vllm", "torch_version", "server"),
     ("hardware", "host", "cpu_model", None),
     ("hardware", "host", "cpu_cores", None),
     ("hardware", "host", "memory_total_bytes", None),
     ("hardware", "gpu", "device0_name", None),
     ("driver", "gpu", "driver_version", None),
+    ("kernel", "host", "kernel_release", None),
+    ("engine_version", "engine", "version", None),
 )
 
 
 def _environment(
     manifest: Manifest, notes: Notes, language: str, words: Any
-) -> list[dict[str, str]]:
+) -> list[dict[str, Any]]:
     rows = []
     facts = [(f, "facts.json") for f in manifest.facts]
     for r in manifest.replicates[:1]:
@@ -266,17 +274,24 @@ def _environment(
             continue
         fact, source = found[0]
         if fact.value is None:
-            text = f"{words['unknown'][language]}: {fact.reason}"
+            text: Number | str = f"{words['unknown'][language]}: {fact.reason}"
         else:
-            text = str(notes.number(str(fact.value), [source]))
+            text = notes.number(_fact_text(fact), [source])
         rows.append(
             {
-                "label": f"{words[label][language]} (`{name}`)",
+                "label": words[label][language],
+                "name": name,
                 "value": text,
                 "state": fact.state,
             }
         )
     return rows
+
+
+def _fact_text(fact: Fact) -> str:
+    if fact.name.endswith("_bytes") and isinstance(fact.value, int):
+        return f"{fact.value / 2**30:.1f} GiB"
+    return str(fact.value)
 
 
 def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
@@ -290,8 +305,8 @@ def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
 
     return {
         "input": _served(manifest, notes, "input_tokens"),
-        "output": f"{planned(' / '.join(str(n) for n in measured.output_tokens))}, "
-        f"{_served(manifest, notes, 'output_tokens')}",
+        "output": planned(" / ".join(str(n) for n in measured.output_tokens)),
+        "served": _served(manifest, notes, "output_tokens"),
         "concurrency": planned(str(measured.concurrency)),
         "warmup": planned(" + ".join(f"{p.requests} ({p.name})" for p in warm)),
         "requests": planned(str(measured.requests)),
@@ -299,16 +314,23 @@ def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
     }
 
 
-def _served(manifest: Manifest, notes: Notes, name: str) -> str:
+def _served(manifest: Manifest, notes: Notes, name: str) -> Number | str:
     """Return the shortest and longest length that the server counted, over all replicates."""
     found = [x for r in manifest.replicates for x in r.readings if x.name.startswith(name)]
     values = [x.value for x in found if x.value is not None]
     if not values:
         return "—"
-    text = _short(min(values))
+    text = number_text(min(values))
     if max(values) != min(values):
-        text += f" – {_short(max(values))}"
-    return str(notes.number(text, [s for x in found for s in x.sources]))
+        text += f" – {number_text(max(values))}"
+    return notes.number(text, [s for x in found for s in x.sources])
+
+
+def _advice(broken: Sequence[GuardResult]) -> list[dict[str, Any]]:
+    """Return what to do about the guards that did not hold, each name once."""
+    names = dict.fromkeys(g.name for g in broken)
+    known = [(name, find_explanation("guard", name)) for name in names]
+    return [{"name": name, "next": found.next} for name, found in known if found]
 
 
 def _cost(manifest: Manifest, notes: Notes) -> Number | None:

@@ -17,7 +17,8 @@ from kit import compare, console, store
 from kit.equivalence import Closeness
 from kit.experiment import Text
 from kit.manifest import Manifest, load_manifest
-from kit.report import LANGUAGES, TEMPLATES
+from kit.paths import TEMPLATES
+from kit.report import LANGUAGES
 from kit.reproduce import Preflight, Reproduction
 
 PLOT = "reproduction.svg"

@@ -20,7 +20,7 @@ from typing import Any
 
 import docker
 
-from kit import console, engine, facts, identity, owner, pull_request, report, store
+from kit import console, engine, facts, identity, owner, pull_request, report_files, store
 from kit.analyse import analyse, answered, refused
 from kit.errors import BadFile, DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
 from kit.experiment import (
@@ -144,7 +144,7 @@ def carry_out(
             record.update(facts=tuple(found))
             unsupported = _measure_all(client, record, experiment, prepared, say)
             _conclude(record, experiment, prepared, unsupported)
-    say(f"report: {folder / 'report.en.md'}")
+    say(f"report: {folder / 'report.en.html'}")
     return record.manifest, folder
 
 
@@ -335,7 +335,7 @@ def _conclude(
         notices=tuple(notices),
         cost=cost,
     )
-    report.write_reports(record.folder, record.manifest)
+    report_files.write_reports(record.folder, record.manifest)
     if len(set(plan.images)) > 1:
         block = pull_request.pull_request_block(record.manifest)
         store.write_text(record.folder / "pull-request.md", block)

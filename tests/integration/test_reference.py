@@ -14,7 +14,7 @@ from kit.errors import BadFile, NotFound, StaleNumber
 from kit.manifest import load_manifest
 from kit.paths import MANIFESTS
 from kit.reference import AS_RUN, archive_of, conclude_again, keep_reference, unpack_reference
-from kit.report import write_reports
+from kit.report_files import write_reports
 
 REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
 PRIVATE = (b"/root/", b'"/home/', b"BEGIN PRIVATE")

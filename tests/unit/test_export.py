@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
@@ -26,6 +27,7 @@ from kit.export_crate import METADATA, ro_crate
 from kit.export_llmd import flags_of, llm_d_reports
 from kit.export_mlperf import FIELDS, mlperf_system
 from kit.manifest import Failure, Manifest, load_manifest, manifest_json
+from kit.measure import ttft_s
 from kit.paths import MANIFESTS
 
 REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
@@ -228,6 +230,30 @@ def test_a_machine_without_facts_gives_empty_fields(run: Path) -> None:
     assert "None" not in "".join(found.values())
 
 
+def test_samples_become_tables_with_the_raw_values(run: Path) -> None:
+    texts = {path.name: io.StringIO(path.read_text("utf-8")) for path in export(run, "csv")}
+    tables = {name: list(csv.DictReader(text)) for name, text in texts.items()}
+    manifest = load_manifest(run / "manifest.json")
+    raw = [
+        (r.replicate, phase.name, json.loads(line))
+        for r in manifest.replicates
+        for phase in manifest.plan.phases
+        for line in (run / r.folder / phase.name / "samples.jsonl").read_text("utf-8").splitlines()
+    ]
+    assert len(tables["samples.csv"]) == len(raw)
+    for row, (replicate, phase, sample) in zip(tables["samples.csv"], raw, strict=True):
+        assert (row["replicate"], row["phase"], row["id"]) == (str(replicate), phase, sample["id"])
+        assert float(row["sent_s"]) == sample["sent_s"]
+        assert float(row["ttft_s"]) == ttft_s(sample)
+        assert json.loads(row["tags"]) == sample.get("tags", {})
+        assert int(row["chunks"]) == len(sample["chunk_s"])
+    received = [float(row["received_s"]) for row in tables["chunks.csv"]]
+    assert received == [at for _, _, sample in raw for at in sample["chunk_s"]]
+    values = [row["value"] for row in tables["measures.csv"]]
+    readings = [x for r in manifest.replicates for x in r.readings]
+    assert values == ["" if x.value is None else str(x.value) for x in readings]
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_changes_nothing_that_the_manifest_hashes(run: Path, name: str) -> None:
     before: Manifest = load_manifest(run / "manifest.json")
@@ -238,8 +264,8 @@ def test_an_export_changes_nothing_that_the_manifest_hashes(run: Path, name: str
 
 
 def test_a_changed_raw_file_or_unknown_format_is_refused(run: Path) -> None:
-    with pytest.raises(UnknownName, match="known: ro-crate, llm-d, mlperf"):
-        export(run, "csv")
+    with pytest.raises(UnknownName, match="known: ro-crate, llm-d, mlperf, csv"):
+        export(run, "parquet")
     (run / "plan.json").write_text("{}", "utf-8")
     with pytest.raises(StaleNumber, match=r"plan\.json"):
         export(run, "llm-d")

@@ -11,7 +11,8 @@ from virtual_run import COMMIT, exp1_run, write_run
 from kit import report, store
 from kit.errors import StaleNumber
 from kit.manifest import Manifest
-from kit.report import LANGUAGES, Notes, render, write_reports
+from kit.report import LANGUAGES, Notes, render
+from kit.report_files import write_reports
 
 MARKED = re.compile(r"\[\^(\d+)\]")
 NOTE = re.compile(r"^\[\^(\d+)\]: (.*)$", re.MULTILINE)

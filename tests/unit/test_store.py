@@ -72,7 +72,8 @@ def test_json_keeps_order_and_characters(tmp_path: Path) -> None:
 
 
 def test_every_file_is_hashed_but_the_manifest_the_reports_and_links(tmp_path: Path) -> None:
-    for name in ("manifest.json", "report.en.md", "report.zh.md", "plan.json", "a/b/raw"):
+    beside = ("report.en.md", "report.zh.html", "notes.md")
+    for name in ("manifest.json", *beside, "plan.json", "a/b/raw"):
         write_text(tmp_path / name, name)
     (tmp_path / "link").symlink_to(tmp_path / "plan.json")
     found = hash_files(tmp_path)
