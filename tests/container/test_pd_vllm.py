@@ -136,7 +136,7 @@ def test_one_pair_of_adv4_shows_its_evidence(tmp_path: Path) -> None:
     assert manifest.verdict is not None
     assert "too few replicates" in manifest.verdict.reason
     asked = [g for g in manifest.guards if g.name == "precondition"]
-    assert len(asked) == 3
+    assert len(asked) == 4
     assert all(g.ok for g in asked)
     assert manifest.confounders == ()
     candidate = next(r for r in manifest.replicates if r.role == "candidate")
