@@ -18,7 +18,7 @@ from typing import Any
 import docker
 import docker.errors
 
-from kit import compose, facts, owner, watch
+from kit import clash, compose, facts, owner, watch
 from kit.compose import Placement, Runtime, Stack
 from kit.errors import ProbeFailed
 from kit.fact import ContainerPlace, Fact
@@ -120,6 +120,7 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
         project=project,
         run_id=bench.run_id,
     )
+    clash.check_services(document, topology.file.name, shared_device=bench.plan.shared_device)
     write_text(out / "compose.json", compose.without_paths(document, place))
     file = owner.scratch(bench.run_id) / f"{slot.replicate:02d}.json"
     write_json(file, document)
