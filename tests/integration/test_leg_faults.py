@@ -6,21 +6,19 @@ afterwards and hold no request.
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from one_request import Told, finish, send
 from proxy_process import Pair, metrics, running_pair, wait_until
 from stub_process import PROMPT
 
-PLAIN = "/v1/completions"
 RIGHT, WRONG = " w0 w1 w2 w3 w4", " x0 x1 x2 x3 x4"
 DEADLINE_S = 1.0
 LATE_S = 0.6  # the consumer fetches so much later than the producer answered
@@ -48,42 +46,13 @@ def start(tmp_path: Path) -> Any:
         yield lambda **planted: stack.enter_context(running_pair(tmp_path, *words, **planted))
 
 
-class Told:
-    """How a request ended: its text, and the error with its status and the leg that it names."""
-
-    def __init__(self, received: bytes) -> None:
-        head, _, rest = received.decode().partition("\r\n\r\n")
-        self.text, self.error, self.whole = "", None, rest.endswith(("}", "0\r\n\r\n"))
-        for line in rest.splitlines():
-            frame = json.loads(line.removeprefix("data: ")) if "{" in line else {}
-            self.text += "".join(choice["text"] for choice in frame.get("choices", ()))
-            if error := frame.get("error"):
-                own = "consumer" if "x-kit-leg: consumer" in head else None
-                self.error = (error["code"], error["type"], error.get("leg", own))
+def body(*, stream: bool) -> dict[str, Any]:
+    return {"model": "stub", "prompt": PROMPT, "max_tokens": 5, "stream": stream}
 
 
-def send(pair: Pair, *, stream: bool, **fields: Any) -> socket.socket:
-    asked = {"model": "stub", "prompt": PROMPT, "max_tokens": 5, "stream": stream, **fields}
-    content = json.dumps(asked).encode()
-    head = f"POST {PLAIN} HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\nConnection: close\r\n"
-    sock = socket.create_connection(("127.0.0.1", pair.proxy.port), 20)
-    sock.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
-    return sock
-
-
-def finish(sock: socket.socket) -> Told:
-    received = b""
-    with sock, suppress(ConnectionResetError):
-        while piece := sock.recv(65536):
-            received += piece
-    return Told(received)
-
-
-def ask(
-    pair: Pair, *, stream: bool, meanwhile: Callable[[], object] = lambda: None, **fields: Any
-) -> Told:
+def ask(pair: Pair, *, stream: bool, meanwhile: Callable[[], object] = lambda: None) -> Told:
     """Send a request, do something meanwhile, and return how it ended: within the deadline."""
-    sock = send(pair, stream=stream, **fields)
+    sock = send(pair.proxy.port, **body(stream=stream))
     began = time.monotonic()
     meanwhile()
     told = finish(sock)
@@ -191,7 +160,7 @@ def test_a_consumer_killed_while_it_decodes_is_named(start: Any, stream: bool) -
 @pytest.mark.parametrize("leg", ["producer", "consumer"])
 def test_a_killed_proxy_leaves_no_request_on_either_leg(start: Any, leg: str) -> None:
     pair = start(**{leg: {"ttft_s": 60.0}})
-    sock = send(pair, stream=True)
+    sock = send(pair.proxy.port, **body(stream=True))
     wait_until(lambda: running(pair, leg) == 1)
     kill(pair, "proxy")
     told = finish(sock)
