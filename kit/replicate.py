@@ -278,20 +278,34 @@ def _run_phase(
     }
     write_json(folder / "window.json", spec)
     (folder / "window.json").chmod(0o644)
+
+    def check() -> None:
+        for service, server in servers.items():
+            check_alive(server, service)
+
     with _telemetry(bench, servers, out) if phase.name == "measure" else contextlib.nullcontext():
-        box.window(f"/out/{phase.name}/window.json", _progress(bench.say, phase))
-    for service, server in servers.items():
-        check_alive(server, service)
+        box.window(f"/out/{phase.name}/window.json", progress(bench.say, phase.name, check))
+    check()
 
 
-def _progress(say: Say, phase: PlannedPhase) -> Callable[[Mapping[str, Any]], None]:
-    told = time.monotonic()
+def progress(
+    say: Say, phase: str, check: Callable[[], None]
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return what hears a window's events: it tells how far it is every 10 s.
+
+    When more requests have failed it checks the services, so that a window does not wait for the
+    deadline of each request to a server that is gone. While all is well it asks the engine nothing.
+    """
+    told, failed = time.monotonic(), 0
 
     def tell(event: Mapping[str, Any]) -> None:
-        nonlocal told
+        nonlocal told, failed
+        if event.get("failed", 0) > failed:
+            failed = event["failed"]
+            check()
         if event.get("event") == "progress" and time.monotonic() - told >= 10:
             told = time.monotonic()
-            say(f"  {phase.name}: {event.get('done')} of {event.get('of')} requests answered")
+            say(f"  {phase}: {event.get('done')} of {event.get('of')} requests answered")
 
     return tell
 
