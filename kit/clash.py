@@ -1,11 +1,13 @@
 """What two services of a rendered topology would take from each other, or others hold already.
 
-`docker compose config` accepts all of it; the engine notices half of the stack later.
+`docker compose config` accepts all of it; the engine notices half of the stack later, or the legs
+of a pair at their first request.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -13,29 +15,80 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kit.errors import BadFile, ServicesClash
+from kit.platform import parse_cpus
+
 SIDE_CHANNEL = ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
-_TP = "--tensor-parallel-size"
+_TRANSFER = "--kv-transfer-config"
+_RANKS = ("--tensor-parallel-size", "-tp", "--data-parallel-size", "-dp")
+_EQUAL = (
+    "--dtype",
+    "--kv-cache-dtype",
+    "--load-format",
+    "--quantization",
+    "--revision",
+    "--seed",
+)
+"""What the legs of a pair must be told alike: else they refuse each other, or texts are wrong."""
+
+
+def check_services(document: Mapping[str, Any], name: str, *, shared_device: bool = False) -> None:
+    """Raise `ServicesClash` or, for legs that cannot be a pair, `BadFile`; `name` is the file's.
+
+    With `shared_device` the engines are meant to be on one device.
+    """
+    for sentence in clashes(document, shared_device=shared_device):
+        raise ServicesClash(sentence, hint="give each service its own in compose/.env")
+    for sentence in unequal(document):
+        raise BadFile(f"{name}: {sentence}", hint="both legs need one image, model and dtype")
 
 
 def published(document: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the host's ports that each service publishes."""
+    """Return the host's ports that each service publishes; the engine itself chooses in a range."""
     return {
-        name: [int(port["published"]) for port in service.get("ports", ()) if port.get("published")]
+        name: [
+            int(port["published"])
+            for port in service.get("ports", ())
+            if str(port.get("published", "")).isdecimal()
+        ]
         for name, service in document["services"].items()
     }
 
 
-def clashes(document: Mapping[str, Any]) -> Iterator[str]:
+def clashes(document: Mapping[str, Any], *, shared_device: bool = False) -> Iterator[str]:
     """Yield what two services of a document both claim, and side channels nobody can reach."""
     yield from _shared("port {} is published by", published(document))
     services = document["services"]
-    apart = {n: s for n, s in services.items() if "CUDA_VISIBLE_DEVICES" not in _environment(s)}
-    yield from _shared("device {} is given to", {n: _devices(s) for n, s in apart.items()})
+    if not shared_device:
+        apart = {n: s for n, s in services.items() if "CUDA_VISIBLE_DEVICES" not in _environment(s)}
+        yield from _shared(
+            "device {} is given to", _all_named({n: _devices(apart[n]) for n in apart})
+        )
+        yield from _shared("CPU {} is given to", {n: _cpus(s) for n, s in services.items()})
     channels = {n: _side_channels(s) for n, s in services.items()}
     yield from _shared("side channel {} is used by", channels)
     for name, ports in channels.items():
+        own = _option(services[name], "--port") or "8000"
         if any(port.startswith(("localhost:", "127.")) for port in ports):
             yield f"the side channel of `{name}` is at {ports[0]}, where no other container is"
+        if any(port.endswith(f":{own}") for port in ports):
+            yield f"the side channel of `{name}` is at port {own}, where it answers requests"
+
+
+def unequal(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield in what the legs of a pair differ that must be the same."""
+    legs = {n: s for n, s in document["services"].items() if _option(s, _TRANSFER)}
+    for (first, one), (second, other) in zip(legs.items(), list(legs.items())[1:], strict=False):
+        for what, a in _told(one).items():
+            b = _told(other)[what]
+            if a != b:
+                yield f"`{first}` and `{second}` have different {what}: {a} / {b}"
+
+
+def _told(leg: Mapping[str, Any]) -> dict[str, str | None]:
+    mounts = leg.get("volumes") or ()
+    model = next((m.get("source") for m in mounts if m.get("target") == "/model"), None)
+    return {"image": leg.get("image"), "model": model} | {k: _option(leg, k) for k in _EQUAL}
 
 
 def _shared(sentence: str, claims: Mapping[str, list[Any]]) -> Iterator[str]:
@@ -53,19 +106,54 @@ def _environment(service: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def _option(service: Mapping[str, Any], *names: str) -> str | None:
+    """Return an option's value in a service's command; of several the last, as vLLM does."""
+    found = None
+    words = [str(word) for word in service.get("command") or ()]
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name in names:
+            found = value if equals else following
+    return found
+
+
 def _devices(service: Mapping[str, Any]) -> list[str]:
+    """Return the devices reserved for a service; `all` for a reservation that names none."""
     reservations = service.get("deploy", {}).get("resources", {}).get("reservations", {})
-    return [i for each in reservations.get("devices", ()) for i in each.get("device_ids", ())]
+    found = []
+    for each in reservations.get("devices", ()):
+        for name in each.get("device_ids") or ["all"]:
+            found += str(name).split(",")
+    return found
+
+
+def _all_named(claims: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the claims with the names of the others' devices in place of all devices."""
+    every = {d for devices in claims.values() for d in devices if not _is_all(d)} or {"all"}
+    return {
+        name: sorted(every) if any(map(_is_all, devices)) else devices
+        for name, devices in claims.items()
+    }
+
+
+def _is_all(device: str) -> bool:
+    return device.rpartition("=")[2] == "all"
+
+
+def _cpus(service: Mapping[str, Any]) -> list[int]:
+    """Return the CPUs that are an engine's device: on GPUs it may share them."""
+    if "VLLM_CPU_OMP_THREADS_BIND" not in _environment(service) or not service.get("cpuset"):
+        return []
+    return parse_cpus(service["cpuset"])
 
 
 def _side_channels(service: Mapping[str, Any]) -> list[str]:
-    """Return `host:port` for every rank of a service that has one."""
+    """Return `host:port` for every rank of a service that has one; the host is vLLM's default."""
     host, port = (_environment(service).get(key) for key in SIDE_CHANNEL)
-    if host is None:
+    if host is None and "NixlConnector" not in (_option(service, _TRANSFER) or ""):
         return []
-    words = [str(word) for word in service.get("command") or ()]
-    ranks = next((int(w.split("=")[1]) for w in words if w.startswith(f"{_TP}=")), 1)
-    return [f"{host}:{int(port or 5600) + rank}" for rank in range(ranks)]
+    ranks = max(int(_option(service, *pair) or 1) for pair in (_RANKS[:2], _RANKS[2:]))
+    return [f"{host or 'localhost'}:{int(port or 5600) + rank}" for rank in range(ranks)]
 
 
 def is_taken(port: int) -> bool:
@@ -74,8 +162,8 @@ def is_taken(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE  # a low port may be the engine's, not ours
     return False
 
 

@@ -66,6 +66,40 @@ def _common_share(a: str, b: str) -> float:
     return (min(len(a), len(b)) if same is None else same) / longest
 
 
+class Divergence(Value):
+    """Where two greedy answers to one prompt part: the token's place, counted from 0, and how near.
+
+    `gap` is how much likelier the first answer's server found its own token there than the
+    other's, in natural logarithms: its top-2 gap where the other is the runner-up. Null where that
+    server did not tell the other's token, or one answer just ended.
+    """
+
+    at: int
+    gap: float | None
+
+    def is_near_tie(self, limit: float) -> bool:
+        """Tell whether rounding may have made the difference: the gap is below `limit`."""
+        return self.gap is not None and self.gap < limit
+
+
+def first_divergence(
+    tokens: Sequence[str], others: Sequence[str], told: Sequence[Mapping[str, float]]
+) -> Divergence | None:
+    """Compare two answers token by token; None when they are equal.
+
+    `told` are log probabilities by token at each place of the first answer, its own among them.
+    Up to the place where they part both servers had the same text before them.
+    """
+    pairs = zip(tokens, others, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if at is not None:
+        here = told[at] if at < len(told) else {}
+        own, other = here.get(tokens[at]), here.get(others[at])
+        return Divergence(at=at, gap=None if own is None or other is None else own - other)
+    shorter = min(len(tokens), len(others))
+    return None if len(tokens) == len(others) else Divergence(at=shorter, gap=None)
+
+
 def ratio_between(measure: Callable[[Raw], Reading]) -> Callable[[Raw, Raw], Reading]:
     """Compare one measure of both arms: candidate over baseline."""
 

@@ -19,7 +19,7 @@ from typing import Any
 import docker
 import docker.errors
 
-from kit import compose, facts, owner, watch
+from kit import clash, compose, facts, owner, watch
 from kit.compose import Placement, Runtime, Stack
 from kit.errors import ProbeFailed
 from kit.fact import ContainerPlace, Fact
@@ -123,6 +123,7 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
         project=project,
         run_id=bench.run_id,
     )
+    clash.check_services(document, topology.file.name, shared_device=bench.plan.shared_device)
     write_text(out / "compose.json", compose.without_paths(document, place))
     file = owner.scratch(bench.run_id) / f"{slot.replicate:02d}.json"
     write_json(file, document)
@@ -308,10 +309,14 @@ def _run_phase(
     }
     write_json(folder / "window.json", spec)
     (folder / "window.json").chmod(0o644)
+
+    def check() -> None:
+        for service, server in servers.items():
+            check_alive(server, service)
+
     with _telemetry(bench, servers, out) if phase.name == "measure" else contextlib.nullcontext():
-        box.window(f"/out/{phase.name}/window.json", _progress(bench.say, phase))
-    for service, server in servers.items():
-        check_alive(server, service)
+        box.window(f"/out/{phase.name}/window.json", progress(bench.say, phase.name, check))
+    check()
     if load_json(folder / "load.json")["failed"]:
         for service in topology.engines:
             check_serving(servers[service], service, partial(_health, box, service))
@@ -326,14 +331,24 @@ def _health(box: ClientBox, service: str) -> int | None:
     return int(answer["status"])
 
 
-def _progress(say: Say, phase: PlannedPhase) -> Callable[[Mapping[str, Any]], None]:
-    told = time.monotonic()
+def progress(
+    say: Say, phase: str, check: Callable[[], None]
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return what hears a window's events: it tells how far it is every 10 s.
+
+    When more requests have failed it checks the services, so that a window does not wait for the
+    deadline of each request to a server that is gone. While all is well it asks the engine nothing.
+    """
+    told, failed = time.monotonic(), 0
 
     def tell(event: Mapping[str, Any]) -> None:
-        nonlocal told
+        nonlocal told, failed
+        if event.get("failed", 0) > failed:
+            failed = event["failed"]
+            check()
         if event.get("event") == "progress" and time.monotonic() - told >= 10:
             told = time.monotonic()
-            say(f"  {phase.name}: {event.get('done')} of {event.get('of')} requests answered")
+            say(f"  {phase}: {event.get('done')} of {event.get('of')} requests answered")
 
     return tell
 

@@ -225,6 +225,10 @@ def _evidence(*measures: str) -> tuple[Precondition, ...]:
     )
 
 
+IN_TIME = Precondition(  # the producer alone notices; the answer is a 200 with another text
+    otherwise="KV was fetched after its lease",
+    holds=Condition(measure="kv_expired_requests", arm="candidate", op="==", value=0),
+)
 SAME_TEXT = Precondition(
     otherwise="the text is not a single server's",
     holds=QualityLimit(comparison="greedy_agreement", op=">=", value=1.0),
@@ -264,7 +268,7 @@ def tp2_baseline(base: Experiment) -> Experiment:
         base,
         variable=variable.model_copy(update={"consequences": (*variable.consequences, *SPLIT)}),
         # random weights are drawn for each rank, so another split is another model's text
-        preconditions=_evidence("kv_bytes", "kv_tokens"),
+        preconditions=(*_evidence("kv_bytes", "kv_tokens"), IN_TIME),
         comparisons=(),
         quality=(),
         # a split embedding is compiled on first use, which images without a compiler cannot
@@ -331,7 +335,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     quality=(QualityLimit(comparison="greedy_agreement", op=">=", value=1.0),),
-    preconditions=(*_evidence("kv_bytes", "kv_tokens"), SAME_TEXT),
+    preconditions=(*_evidence("kv_bytes", "kv_tokens"), IN_TIME, SAME_TEXT),
     variants={
         "long-short": long_short,
         "short-long": short_long,

@@ -7,7 +7,8 @@ Every arm of an experiment goes through the same proxy, so its cost is in each o
 
 Bytes are relayed as they come. Every hop has a deadline, and a leg that fails is named in the
 error, whose JSON body is `{"error": {"message", "type", "leg", "code"}}`; once a stream has
-begun, the error is its last event and the connection closes without the stream's end.
+begun, the error is its last event and the connection closes without the stream's end. A leg's own
+error in a stream is handed on as it is: log and /metrics name the leg.
 A producer's answer without usable transfer parameters is the error 502 `transfer_params_missing`:
 the consumer would compute the prompt itself, with a correct text and a meaningless latency.
 With `--allow-recompute` it may, and the answer has the header `X-Kit-Recomputed: 1`.
@@ -242,6 +243,9 @@ class Proxy:
                 self.counters.observe_overhead(trace.sent_s - (trace.producer_s or 0.0))
             if exchange.first_s is not None:
                 trace.first_byte_s = exchange.first_s - request.whole_s
+        if exchange.told_error:
+            self.counters.errors[leg.name, "error_event"] += 1
+            trace.error = f"error_event: {leg.name}: told an error in its stream"
         self._hand_on(client, exchange, headers)
 
     def _hand_on(self, client: Client, exchange: Exchange, headers: Headers = ()) -> None:

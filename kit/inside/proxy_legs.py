@@ -15,6 +15,8 @@ import httptools
 from .proxy_wire import Failure
 
 CONNECT_S = 5.0
+_ERROR_EVENT = b'data: {"error"'
+"""How an event begins that tells an error; within a text its quotes would be escaped."""
 
 
 @dataclass(eq=False)
@@ -83,6 +85,8 @@ class Exchange(asyncio.Protocol):
         """Whether what was passed on so far ends with a whole event in a whole chunk."""
         self.keeps = True
         """Whether the answer's end can be told without the end of the connection."""
+        self.told_error = False
+        """Whether the leg broke its own stream off with an error of its own."""
         self.sent_s: float | None = None
         self.first_s: float | None = None
         self._loop = asyncio.get_running_loop()
@@ -221,6 +225,7 @@ class Exchange(asyncio.Protocol):
         self.between_events = False
         if self.streams:
             self._tail = (self._tail + body)[-2:]
+            self.told_error = self.told_error or _ERROR_EVENT in body
         else:
             self.body += body
 

@@ -75,8 +75,14 @@ class StubConfig:
     """As a producer: this field is missing in kv_transfer_params; `all`: there are none."""
     kv_full_blocks_only: bool = False
     """As a producer: hand over only full blocks, as old releases do: none of a short prompt."""
-    kv_expired_per_request: float = 0.0
-    """As a producer: blocks whose lease ended before they were fetched."""
+    kv_lease_s: float = 30.0
+    """As a producer: how long blocks are kept for a consumer; vLLM's default."""
+    kv_transfer_s: float = 0.001
+    """How long a transfer takes."""
+    kv_fetch_after_s: float = 0.0
+    """As a consumer: fetch so late, without the heartbeats that make vLLM's leases longer."""
+    kv_handshake_s: float = 5.0
+    """As a consumer: wait so long for a producer's answer; vLLM's own limit."""
     kv_transfer_disabled: bool = False
     """As a consumer: compute the prompt without a word instead of fetching its blocks."""
     kv_bytes_per_token: int = 1024

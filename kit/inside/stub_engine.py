@@ -8,19 +8,22 @@ import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .clock import NS
 from .stub_config import StubConfig, holds
-from .stub_transfer import Transfer
+from .stub_transfer import Fetched, Transfer
 
 FAULTS = ("fail", "reset", "early_eof", "bad_json", "hang")
 
 
 @dataclass(frozen=True)
 class Service:
-    """How one request will be served; offsets in ns from its arrival."""
+    """How one request will be served; offsets in ns from its arrival, or from the end of a fetch.
+
+    `external_tokens` are fetched from a producer; computing them would take `saved_ns` longer.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -31,6 +34,7 @@ class Service:
     offsets_ns: tuple[int, ...]
     finish_reason: str
     fault: str | None
+    saved_ns: int = 0
 
 
 def prompt_tokens_of(body: Mapping[str, Any]) -> list[str]:
@@ -85,10 +89,10 @@ class Engine:
         limit = arguments.get("max_num_seqs", config.max_num_seqs)
         self.max_running = int(limit) if limit is not None else None
         self.cache = PrefixCache(int(arguments.get("block_size") or config.block_tokens))
-        self.transfer = Transfer(config, self.arguments, self.block_tokens)
         self.running: dict[int, int] = {}  # request number -> tokens that it holds
         self.waiting = 0
         self.counts: defaultdict[str, float] = defaultdict(float)
+        self.transfer = Transfer(config, self.arguments, self.block_tokens, self.counts)
         self.finished: Counter[str] = Counter()
         self.admitted = 0
         seed = config.process_seed
@@ -114,8 +118,31 @@ class Engine:
         draw = random.Random(f"{self.config.seed}:{number}")  # noqa: S311 - not a secret
         external = len(tokens) - cached if self._fetches(body, len(tokens) - cached) else 0
         service = self._serve(body, number, len(tokens), cached, external, draw)
-        self._count_prompt(service)
+        if not external:
+            self._count_prompt(service)
         return number, service
+
+    def fetched(self, service: Service, how: Fetched) -> Service:
+        """Count a fetch that ended; return how the request goes on.
+
+        One that failed is refused (`load`), or computed where the server was told to. The tokens
+        then count as computed, but where a local hit is in front of them vLLM leaves them counted
+        as moved.
+        """
+        if how != "failed":
+            self.transfer.count_fetched(service.external_tokens)
+            if how == "wrong":
+                wrong = tuple(text.replace("w", "x") for text in service.texts)
+                service = replace(service, texts=wrong)
+        else:
+            self.counts["nixl_failed"] += 1
+            if not self.transfer.recomputes:
+                return replace(service, fault="load")
+            later = tuple(offset + service.saved_ns for offset in service.offsets_ns)
+            moved = service.external_tokens if service.cached_tokens else 0
+            service = replace(service, external_tokens=moved, offsets_ns=later)
+        self._count_prompt(service)
+        return service
 
     def _fetches(self, body: Mapping[str, Any], tokens: int) -> bool:
         """Whether these tokens of the prompt come from a producer; vLLM calls them hits anyway."""
@@ -123,10 +150,7 @@ class Engine:
             return False
         self.counts["external_queries"] += tokens
         self.counts["external_hits"] += tokens
-        if self.config.kv_transfer_disabled:
-            return False
-        self.transfer.count_fetched(self.counts, tokens)
-        return True
+        return not self.config.kv_transfer_disabled
 
     def _serve(
         self,
@@ -145,7 +169,8 @@ class Engine:
             noise *= config.bimodal_factor
         ttft_s = config.ttft_s * (1 + config.drift_per_request * number)
         ttft_s += config.ttft_per_token_s * (prompt - cached - external)
-        first_ns = ttft_s * self._ttft_factor * noise * NS
+        scale_ns = self._ttft_factor * noise * NS
+        first_ns = ttft_s * scale_ns
         step_ns = config.itl_s * self._itl_factor * noise * NS
         texts = _chunk_texts(count, config.tokens_per_chunk)
         return Service(
@@ -158,6 +183,7 @@ class Engine:
             offsets_ns=tuple(round(first_ns + step_ns * i) for i in range(len(texts))),
             finish_reason="length" if count == asked else "stop",
             fault=self.transfer.harm(body) or _draw_fault(config, draw),
+            saved_ns=round(config.ttft_per_token_s * external * scale_ns),
         )
 
     def _count_prompt(self, service: Service) -> None:
@@ -192,7 +218,6 @@ class Engine:
             return
         self.counts["generation_tokens"] += service.tokens
         self.counts["preemptions"] += self.config.preemptions_per_request
-        self.counts["nixl_expired"] += self.config.kv_expired_per_request
         self._count_drafts(service.tokens)
 
     def _count_drafts(self, tokens: int) -> None:

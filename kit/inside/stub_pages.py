@@ -125,6 +125,7 @@ def _families(engine: Engine) -> Iterator[tuple[str, str, _Series]]:
 
 def _transfer_families(engine: Engine) -> Iterator[tuple[str, str, _Series]]:
     """Yield what vLLM's NixlConnector counts; a histogram with its last bucket only."""
+    engine.transfer.expire()
     count, n = engine.counts, engine.counts["nixl_transfers"]
     sums = {
         "nixl_xfer_time_seconds": count["nixl_seconds"],
@@ -136,9 +137,10 @@ def _transfer_families(engine: Engine) -> Iterator[tuple[str, str, _Series]]:
         bucket = {"part": "_bucket", "le": "+Inf"}
         yield name, "histogram", [(bucket, n), ({"part": "_sum"}, total), ({"part": "_count"}, n)]
     counters = {
-        "nixl_num_failed_transfers": 0.0,
+        "nixl_num_failed_transfers": count["nixl_failed"],
         "nixl_num_failed_notifications": 0.0,
-        "nixl_num_kv_expired_reqs": math.floor(count["nixl_expired"]),
+        "nixl_num_kv_expired_reqs": count["nixl_expired"],
+        "nixl_num_notifications_after_expiry": count["nixl_late"],
         "external_prefix_cache_queries": count["external_queries"],
         "external_prefix_cache_hits": count["external_hits"],
     }

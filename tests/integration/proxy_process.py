@@ -62,8 +62,8 @@ class Pair:
     consumer: Stub
 
 
-def role(name: str) -> tuple[str, str]:
-    config = {"kv_connector": "NixlConnector", "kv_role": f"kv_{name}"}
+def role(name: str, **told: str) -> tuple[str, str]:
+    config = {"kv_connector": "NixlConnector", "kv_role": f"kv_{name}", **told}
     return "--kv-transfer-config", json.dumps(config)
 
 
@@ -73,14 +73,19 @@ def running_pair(
     *words: str,
     producer: dict[str, Any] | None = None,
     consumer: dict[str, Any] | None = None,
+    policy: str = "fail",
 ) -> Iterator[Pair]:
-    """Run both legs with what is planted in them, and a proxy with these arguments."""
+    """Run both legs with what is planted in them, and a proxy with these arguments.
+
+    `policy` is what the consumer does with a prompt whose blocks it could not load.
+    """
     with contextlib.ExitStack() as stack:
         legs = {}
         for name, config in (("producer", producer), ("consumer", consumer)):
             place = folder / name
             place.mkdir()
-            arguments = ("--port", "0", "--block-size", "4", *role(name))
+            told = role(name, kv_load_failure_policy=policy)
+            arguments = ("--port", "0", "--block-size", "4", *told)
             legs[name] = stack.enter_context(running_stub(place, *arguments, **(config or {})))
         addresses = [w for n, leg in legs.items() for w in (f"--{n}", f"127.0.0.1:{leg.port}")]
         proxy = stack.enter_context(running_proxy(folder, *addresses, *words))

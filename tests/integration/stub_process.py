@@ -49,7 +49,7 @@ def running_stub(folder: Path, *arguments: str, **config: Any) -> Iterator[Stub]
     process = subprocess.Popen(
         [sys.executable, "-m", "kit.inside.stub", *words],
         cwd=ROOT,
-        env={**os.environ, "KIT_STUB": text},
+        env={**os.environ, "KIT_STUB": text, "VLLM_NIXL_SIDE_CHANNEL_PORT": "0"},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit import engine
-from kit.clash import clashes
+from kit.clash import check_services
 from kit.compose import Placement, Runtime, render
 from kit.errors import PortTaken, ServicesClash
 from kit.experiment import find_experiment
@@ -82,7 +82,9 @@ def rendered(plan: Plan, role: Role, accel: str = "cpu", folder: Path = ROOT) ->
 def test_a_run_starts_the_topology_s_services_and_nothing_else(name: str) -> None:
     ranks = 2 if name.startswith("tp") else 1
     plan = planned(name, ranks)
-    services = rendered(plan, "candidate")["services"]
+    document = rendered(plan, "candidate")
+    services = document["services"]
+    check_services(document, name)  # as a run does before it starts them
     topology = plan.topology_of("candidate")
     assert set(services) == {*topology.services, "client"}
     for each in services.values():
@@ -145,6 +147,7 @@ def test_a_split_server_gets_all_devices_and_a_list_of_cpus_for_each_rank() -> N
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_stacks_as_they_are_do_not_clash(name: str) -> None:
+    """Raises what `kit check` would."""
     own = {k: v for k, v in os.environ.items() if not k.startswith(("KIT_", "COMPOSE_"))}
     words = ["compose", "-f", f"compose/{name}.yml", "--env-file", os.devnull]
     for isolation in ("strict", "shared-ipc"):
@@ -157,7 +160,7 @@ def test_the_stacks_as_they_are_do_not_clash(name: str) -> None:
             timeout=60,
             check=True,
         )
-        assert list(clashes(json.loads(done.stdout))) == []
+        check_services(json.loads(done.stdout), name)
 
 
 def test_check_names_the_holder_of_a_port_before_anything_starts() -> None:

@@ -37,8 +37,12 @@ def scrapes(counters: Mapping[str, float]) -> tuple[Scrape, ...]:
     return (at(-0.1, 0.0), at(9.0, 1.0))
 
 
-def legs(**changed: float) -> dict[str, tuple[Scrape, ...]]:
-    return {"producer": scrapes({}), "consumer": scrapes({**COUNTERS, **changed})}
+EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
+
+
+def legs(expired: float = 0, **changed: float) -> dict[str, tuple[Scrape, ...]]:
+    consumer = scrapes({**COUNTERS, **changed})
+    return {"producer": scrapes({EXPIRED: expired}), "consumer": consumer}
 
 
 def read(raw: Raw, name: str) -> Reading:
@@ -57,7 +61,7 @@ def test_what_moved_is_read_from_the_consumer() -> None:
     assert read(raw, "kv_transfer_mean_s").value == pytest.approx(0.02)
     assert read(raw, "computed_per_moved").value == pytest.approx(4 / 384)
     assert read(raw, "consumer_waiting_max").value == 2
-    assert read(raw, "kv_expired_requests").value is None  # the producer did not tell
+    assert read(raw, "kv_expired_requests").value == 0
 
 
 NOTHING = dict.fromkeys(COUNTERS, 0.0)
@@ -105,6 +109,14 @@ def test_a_leg_that_told_nothing_is_no_evidence() -> None:
     assert "was not in two scrapes" in verdict.reason
 
 
+def test_a_lease_that_ended_before_the_fetch_is_invalid() -> None:
+    verdict = concluded(legs(expired=1)).verdict
+    assert verdict.word == "invalid"
+    assert verdict.reason.startswith("KV was fetched after its lease: kv_expired_requests")
+    silent = concluded({**legs(), "producer": scrapes({})}).verdict
+    assert silent.reason.startswith("KV was fetched after its lease")  # unknown is not zero
+
+
 def test_another_text_is_invalid() -> None:
     verdict = concluded(legs(), text="sane").verdict
     assert verdict.word == "invalid"
@@ -114,7 +126,7 @@ def test_another_text_is_invalid() -> None:
 def test_with_evidence_the_preconditions_hold() -> None:
     found = concluded(legs())
     asked = [g for g in found.guards if g.name == "precondition"]
-    assert len(asked) == 3 * 6
+    assert len(asked) == 4 * 6
     assert all(g.ok for g in asked)
     assert found.confounders == ()
 
@@ -231,5 +243,6 @@ def test_the_fallback_connector_is_told_where_and_judged_by_tokens() -> None:
 
 def test_a_split_baseline_is_judged_without_its_text() -> None:
     split = apply_variant(EXPERIMENT, NAME, "tp2-baseline")
-    assert {p.otherwise for p in split.preconditions} == {"no transfer evidence"}
+    assert "the text is not a single server's" not in {p.otherwise for p in split.preconditions}
+    assert len(split.preconditions) == 3
     assert (split.quality, split.comparisons) == ((), ())

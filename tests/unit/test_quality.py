@@ -4,11 +4,21 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kit.experiment import QualityLimit, find_refusal
 from kit.inside.parse import ReplyParser
 from kit.measure import Comparison, Raw, Window
-from kit.quality import agreement, check_quality, compare_pairs, perplexity, ratio_between
+from kit.quality import (
+    Divergence,
+    agreement,
+    check_quality,
+    compare_pairs,
+    first_divergence,
+    perplexity,
+    ratio_between,
+)
 
 
 def raw(*samples: dict[str, Any]) -> Raw:
@@ -48,6 +58,38 @@ def test_agreement_of_odd_answers(a: str, b: str, share: float) -> None:
 def test_agreement_is_null_when_nothing_can_be_compared() -> None:
     reading = agreement("quality")(raw(answer("q0", "a")), raw(answer("q1", "a")))
     assert (reading.value, reading.reason) == (None, "no prompt was answered in both arms")
+
+
+TOLD = [{"a": -0.1, "b": -2.4}, {"b": -0.70, "c": -0.73}, {"d": -0.2, "e": -1.8}]
+
+
+@pytest.mark.parametrize(
+    ("others", "at", "gap"),
+    [("abX", 2, None), ("acX", 1, 0.03), ("bbd", 0, 2.3), ("ab", 2, None), ("abdd", 3, None)],
+)
+def test_two_answers_part_where_their_first_tokens_differ(
+    others: str, at: int, gap: float | None
+) -> None:
+    found = first_divergence("abd", others, TOLD)
+    assert found is not None
+    assert (found.at, found.gap) == (at, gap if gap is None else pytest.approx(gap))
+    assert found.is_near_tie(0.05) == (gap == 0.03)
+
+
+@given(st.text("ab", max_size=8), st.text("ab", max_size=8))
+def test_a_divergence_is_none_of_equal_answers_and_after_an_equal_part(a: str, b: str) -> None:
+    found = first_divergence(a, b, [{"a": -0.5, "b": -1.0}] * len(a))
+    if a == b:
+        assert found is None
+        return
+    assert found is not None
+    assert a[: found.at] == b[: found.at]
+    assert a[found.at : found.at + 1] != b[found.at : found.at + 1]
+    assert (found.gap is None) == (found.at == min(len(a), len(b)))
+
+
+def test_a_token_without_candidates_is_no_near_tie() -> None:
+    assert first_divergence(["a"], ["b"], []) == Divergence(at=0, gap=None)
 
 
 def test_perplexity_of_a_uniform_choice_is_the_number_of_choices() -> None:
