@@ -212,8 +212,7 @@ def load_window(run: Path, folder: str, only: Sequence[str] = ()) -> Window:
             for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
         },
         traces={
-            path.name: split_trace(path)
-            for path in sorted((run / folder).glob("trace-*.json.gz"))
+            path.name: split_trace(path) for path in sorted((run / folder).glob("trace-*.json.gz"))
         },
     )
 

@@ -106,7 +106,7 @@ class PlannedPhase(Value):
     concurrency: int
     output_tokens: tuple[int, ...]
     scrape_every_s: float | None
-    profile: bool = Field(default=False, exclude_if=_is_empty)
+    profile: bool = Field(default=False, exclude_if=is_empty)
 
 
 class Slot(Value):
