@@ -13,7 +13,6 @@ import typer
 
 from kit import build, console, debian, doctor, engine, facts, model, process, wheels
 from kit.cli_images import Json
-from kit.doctor import Looked, Problem, SeenDevice, SeenImage, SeenModel, problem_of
 from kit.errors import KitError
 from kit.experiment import experiment_names, find_experiment, unknown
 from kit.fact import Fact, HostPlace
@@ -24,6 +23,7 @@ from kit.lock_file import lock_state, read_lock
 from kit.model import ModelRecord, load_models, model_path
 from kit.paths import RUNS, cache_dir
 from kit.platform import DEFAULT_IMAGES, Look, judge, split_cores, usable_cores
+from kit.seen import Looked, Problem, SeenDevice, SeenImage, SeenModel, problem_of
 from kit.value import load_json
 
 NETWORK_WAIT_S = 3

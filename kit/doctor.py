@@ -14,12 +14,13 @@ from kit.errors import (
     DeviceMissing,
     DiskFull,
     IndexUnreachable,
-    KitError,
     NotLocked,
     ToolMissing,
+    UsageError,
 )
 from kit.experiment import Experiment, apply_variant
 from kit.fit import ELEMENT_BYTES, shape_of, split_refusal
+from kit.seen import Looked, Problem, SeenImage, SeenModel
 from kit.topology import find_topology
 from kit.value import Value
 
@@ -33,77 +34,6 @@ DEVICE_SHARE = 0.9  # of an accelerator's memory is the engine's
 KERNEL_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "sve")
 
 State = Literal["ok", "missing", "not needed", "unsupported"]
-
-
-class Problem(Value):
-    """Why something cannot be used: an error's message, its next step and its exit code."""
-
-    message: str
-    hint: str
-    exit_code: int
-
-
-def problem_of(error: KitError) -> Problem:
-    """Return what an error says, as a value."""
-    return Problem(message=error.message, hint=error.hint, exit_code=error.exit_code)
-
-
-class SeenDevice(Value):
-    """One accelerator that the driver shows."""
-
-    name: str | None
-    memory_bytes: int | None
-
-
-class SeenImage(Value):
-    """One image of the matrix. `lock` is its state in words; `built` is null without an engine.
-
-    `inputs_here` says that the cache holds every file that a build needs.
-    """
-
-    id: str
-    cuda: str
-    lock: str
-    built: bool | None
-    inputs_here: bool
-
-
-class SeenModel(Value):
-    """One model; `source_here`: it can be made without network. `files` are those of its lock."""
-
-    id: str
-    weights: str
-    present: bool
-    source_here: bool
-    files: tuple[str, ...] = ()
-    config: dict[str, Any] | None = None
-
-
-class Looked(Value):
-    """All that was seen of a machine. Sizes in bytes; null is unknown.
-
-    `engine` and `plugins` are versions, or why there is none; `gpu_refusal` is why no device can be
-    passed on, empty where one can.
-    """
-
-    platform: str
-    default_image: str
-    default_model: str
-    engine: str | Problem
-    plugins: dict[str, str] | Problem
-    free_bytes: dict[str, int]
-    store_free_bytes: int | None
-    memory_available_bytes: int | None
-    server_cpus: int
-    cpu_flags: tuple[str, ...]
-    devices: tuple[SeenDevice, ...]
-    gpu_refusal: str
-    driver: str | None
-    driver_cuda: str | None
-    images: tuple[SeenImage, ...]
-    models: tuple[SeenModel, ...]
-    network: bool
-    base_tool: bool
 
 
 class Line(Value):
@@ -348,26 +278,27 @@ def _form(seen: Looked, name: str, experiment: Experiment, broken: Line | None) 
         model=experiment.model or seen.default_model,
         state="ok",
     )
-    if broken is not None:
-        why, step, code = f"{broken.what}: {broken.found}", broken.next, broken.exit_code
-        return form.model_copy(
-            update={"state": "missing", "why": why, "next": step, "exit_code": code}
-        )
-    for state, why, step, code in _obstacles(seen, experiment, form, max(ranks)):
-        return form.model_copy(update={"state": state, "why": why, "next": step, "exit_code": code})
-    return form
+    found = next(_obstacles(seen, experiment, form, max(ranks), broken), None)
+    if found is None:
+        return form
+    state, why, step, code = found
+    return form.model_copy(update={"state": state, "why": why, "next": step, "exit_code": code})
 
 
 Obstacle = tuple[State, str, str, int]
 
 
-def _obstacles(seen: Looked, experiment: Experiment, form: Form, ranks: int) -> Iterator[Obstacle]:
+def _obstacles(
+    seen: Looked, experiment: Experiment, form: Form, ranks: int, broken: Line | None
+) -> Iterator[Obstacle]:
     """Yield what keeps this from running here, or from a verdict, the hardest first."""
+    if broken is not None:
+        yield "missing", f"{broken.what}: {broken.found}", broken.next, broken.exit_code
     model = _default(seen.models, form.model)
     lacking = experiment.needs.missing_files(model.files)
     if lacking:
         step = "give a --model whose folder has it"
-        yield "missing", f"{model.id} has no {lacking[0]}", step, BadFile.exit_code
+        yield "missing", f"{model.id} has no {lacking[0]}", step, UsageError.exit_code
     if not (model.present or model.source_here or seen.network):
         code = IndexUnreachable.exit_code
         yield "missing", f"{model.id} is not here, and no network is", "find a network", code

@@ -4,14 +4,10 @@ from typing import Any
 
 import pytest
 
+from kit import doctor, run
 from kit.doctor import (
     Form,
     Line,
-    Looked,
-    Problem,
-    SeenDevice,
-    SeenImage,
-    SeenModel,
     can_run,
     check_experiments,
     check_machine,
@@ -28,6 +24,7 @@ from kit.errors import (
 )
 from kit.experiment import experiment_names, find_experiment
 from kit.model import find_model
+from kit.seen import Looked, Problem, SeenDevice, SeenImage, SeenModel
 
 GIB = 2**30
 EXPERIMENTS = {name: find_experiment(name) for name in experiment_names()}
@@ -183,6 +180,10 @@ def test_what_is_missing_has_a_next_step_and_the_code_of_its_error(
     assert lines[what].next
     assert can_run(forms).exit_code == code
     assert can_run(forms).next == lines[what].next
+
+
+def test_a_run_refuses_below_the_room_that_is_asked_for_here() -> None:
+    assert doctor.RUN_BYTES == run.FREE_BYTES
 
 
 def test_a_first_build_needs_more_room_than_a_run() -> None:
