@@ -24,6 +24,7 @@ from kit.value import Value, load_yaml, parse_value
 IMAGES_FILE = DOCKER / "images.yaml"
 LOCAL_FILE = DOCKER / "images.local.yaml"  # by `kit adopt`, git-ignored: this machine's own images
 REPOSITORY = "vllm-kit"
+KEPT_IDENTITIES = "identity-2"  # below the cache; the number follows the shape of Identity
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SMALL_BLOB_BYTES = 4 << 20
 
@@ -190,7 +191,7 @@ def read_identity(reference: str) -> Identity:
         raise ImageMissing(
             f"the image {reference} is not on this engine", hint="`nox -s build -- <id>` makes it"
         )
-    kept = cache_dir() / "identity-2" / f"{image_id.removeprefix('sha256:')}.json"
+    kept = cache_dir() / KEPT_IDENTITIES / f"{image_id.removeprefix('sha256:')}.json"
     if kept.is_file():
         try:
             return Identity.model_validate_json(kept.read_bytes())

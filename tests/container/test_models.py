@@ -12,7 +12,7 @@ import pytest
 from kit import model
 from kit.build import ensure_image
 from kit.errors import ModelDamaged
-from kit.image import find_image
+from kit.image import KEPT_IDENTITIES, find_image
 from kit.model import ensure_model, find_model, make_model, read_model_lock
 from kit.paths import cache_dir
 
@@ -28,7 +28,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache with the same wheels and remembered identities, and no model yet."""
     own = tmp_path / "cache"
     ensure_image(find_image("v0.32.0-cpu"), quiet)
-    for folder in ("wheels", "identity"):
+    for folder in ("wheels", KEPT_IDENTITIES):
         shutil.copytree(cache_dir() / folder, own / folder, copy_function=os.link)
     monkeypatch.setenv("KIT_CACHE", str(own))
     return own

@@ -12,7 +12,7 @@ from typing import Any
 
 import docker
 import pytest
-from commands import Ran, only_manifest, quietly, run_nox
+from commands import Ran, only_manifest, quietly, run_kit, run_nox
 
 from kit import engine
 from kit.measure import parse_metrics
@@ -165,11 +165,11 @@ def test_one_pair_of_adv2_tells_its_efficiency(tmp_path: Path) -> None:
 
 
 def test_too_few_devices_are_unsupported_before_anything_starts(tmp_path: Path) -> None:
-    words = ("-s", "adv2_tp_scaling", "--", "--quick", "--platform", "cpu", "--json")
+    words = ("run", "adv2_tp_scaling", "--quick", "--platform", "cpu", "--json")
     few = ("--variant", "tp-8", "--out", str(tmp_path))
     if len(os.sched_getaffinity(0)) >= 8:
         few = ("--variant", "tp-4", "--model", "smollm2-135m-instruct", "--out", str(tmp_path))
-    ran = run_nox(*words, *few)
+    ran = run_kit(*words, *few)
     assert ran.code == 3, ran.stderr
     manifest, run = only_manifest(tmp_path)
     assert manifest.replicates == ()
