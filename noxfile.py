@@ -173,6 +173,12 @@ def engine(session: nox.Session) -> None:
 
 
 @nox.session
+def doctor(session: nox.Session) -> None:
+    """Say what this machine can run, per experiment and topology, and why not."""
+    kit(session, "doctor", *session.posargs)
+
+
+@nox.session
 def images(session: nox.Session) -> None:
     """Show the image matrix: id, commit, CUDA, locked, built, identical."""
     kit(session, "images", *session.posargs)

@@ -15,6 +15,7 @@ import typer
 from kit import console, engine, engine_setup, owner
 from kit.cli_again import Out, Quick, add_again_commands
 from kit.cli_check import check_command
+from kit.cli_doctor import doctor_command
 from kit.cli_fit import fit_command
 from kit.cli_images import Json, add_image_commands
 from kit.cli_report import add_report_commands
@@ -378,6 +379,7 @@ add_again_commands(app)
 add_report_commands(app)
 app.command("fit")(fit_command)
 app.command("check")(check_command)
+app.command("doctor")(doctor_command)
 
 
 def _show_variants(words: list[str]) -> None:

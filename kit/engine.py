@@ -267,6 +267,12 @@ def cli(
     return process.run([cli_program(), *args], env=full, stdin=stdin, timeout_s=timeout_s)
 
 
+def plugin_versions() -> dict[str, str]:
+    """Return the versions of the CLI's plugins; no engine is asked. Raises `EngineMissing`."""
+    program = cli_program()
+    return {plugin: _plugin_version(program, plugin) for plugin in _PLUGINS}
+
+
 def versions() -> dict[str, str | None]:
     """Return the versions and settings of engine, plugins and host that can change results."""
     client = connect()
@@ -275,14 +281,13 @@ def versions() -> dict[str, str | None]:
         info: dict[str, Any] = client.info()
     finally:
         client.close()
-    program = cli_program()
+    plugins = plugin_versions()
     names = {part.get("Name"): part.get("Version") for part in told.get("Components") or []}
     return {
         "engine": told.get("Version"),
         "api": told.get("ApiVersion"),
         "endpoint": endpoint_kind(),
-        "compose": _plugin_version(program, "compose"),
-        "buildx": _plugin_version(program, "buildx"),
+        **plugins,
         "containerd": names.get("containerd"),
         "runc": names.get("runc"),
         "storage_driver": info.get("Driver"),

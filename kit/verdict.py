@@ -303,8 +303,8 @@ def check_acted(
             if role != condition.arm or measure != condition.measure:
                 continue
             read = True
-            if reading.value is None:
-                broken.append(f"{text} is unknown in replicate {replicate}: {reading.reason}")
+            if reading.value is None:  # which says nothing of what it means
+                broken.append(f"{condition} is unknown in replicate {replicate}: {reading.reason}")
             elif not condition.holds(reading.value):
                 broken.append(f"{text} fails in replicate {replicate}: {reading.value:g}")
         if not read:

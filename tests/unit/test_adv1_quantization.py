@@ -93,9 +93,8 @@ def test_a_format_that_shows_in_memory_and_kernel_is_judged() -> None:
         (log(14.29, kernel=False), "weight_bits of candidate <= 9 fails in replicate"),
         (log(5.38, kernel=False), "weight_kernels of candidate >= 1 fails in replicate"),
         (log(14.29, kernel=True), "weight_bits of candidate <= 9 fails in replicate"),
-        (log(None, kernel=True), "the start log names no memory of weights"),
     ],
-    ids=["a configuration that did nothing", "no kernel", "no memory saved", "nothing told"],
+    ids=["a configuration that did nothing", "no kernel", "no memory saved"],
 )
 def test_a_format_that_was_asked_for_and_did_not_act_is_not_quantised(
     candidate: str, why: str
@@ -104,6 +103,13 @@ def test_a_format_that_was_asked_for_and_did_not_act_is_not_quantised(
     assert found.verdict.word == "inconclusive"
     assert "not quantised: " in found.verdict.reason
     assert any(why in each for each in found.not_acted)
+
+
+def test_memory_that_nobody_tells_is_unknown_and_not_a_proof_of_bfloat16() -> None:
+    found = concluded("awq", log(14.29, kernel=False), log(None, kernel=True))
+    assert found.verdict.word == "inconclusive"
+    assert "not quantised" not in found.verdict.reason
+    assert "the start log names no memory of weights" in found.verdict.reason
 
 
 def test_a_baseline_that_is_quantised_itself_is_no_baseline() -> None:
