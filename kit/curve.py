@@ -90,7 +90,7 @@ def tokens_between(sample: Sample, begin_s: float, end_s: float) -> float:
     them get a chunk at one moment, and counting those would make a step more or less a jump.
     """
     chunks, tokens = sample.get("chunk_s") or [], sample.get("completion_tokens") or 0
-    if not chunks:
+    if not chunks or chunks[-1] < begin_s or chunks[0] >= end_s:
         return 0.0
     count = len(chunks)
     before, after = np.interp((begin_s, end_s), chunks, range(1, count + 1), left=0, right=count)
