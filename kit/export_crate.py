@@ -28,6 +28,7 @@ _ENCODINGS = {
     ".jsonl": "application/jsonl",
     ".gz": "application/gzip",
     ".log": "text/plain",
+    ".html": "text/html",
     ".md": "text/markdown",
 }
 _KIT, _LICENCE = "#kit", "#licence"

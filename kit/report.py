@@ -87,6 +87,7 @@ def fill(template: str, values: dict[str, Any], language: str, *, html: bool = F
         keep_trailing_newline=True,
     )
     environment.filters["say"] = partial(_say_html if html else _say, language)
+    environment.filters["zh"] = partial(_say_html, "zh")
     return environment.get_template(template).render(values)
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from kit.manifest import Manifest, Replicate
-from kit.measure import Sample, Window, load_window, max_itl_s, start_s, tpot_s, ttft_s
+from kit.measure import Reading, Sample, Window, load_window, max_itl_s, start_s, tpot_s, ttft_s
+from kit.verdict import find_pairs
 
 KV = "vllm:kv_cache_usage_perc"
 RUNNING = "vllm:num_requests_running"
@@ -238,7 +239,9 @@ def _effect(manifest: Manifest, words: Mapping[str, str]) -> Figure | None:
                     style = {**STYLE[role], "linestyle": "none", "markersize": 6}
                     fill = {"markerfacecolor": "none"} if aside else {}
                     left.plot(*zip(*chosen, strict=True), **style, **fill)
-        left.set_ylim(0, 1.08 * max(x.value or 0 for _, x in readings) or 1)
+        values = [x.value or 0 for _, x in readings]
+        if min(values) >= 0 < max(values):
+            left.set_ylim(0, 1.08 * max(values))
         left.set_xticks([pair + 1 for pair in pairs])
         left.set_xlabel(words["plot_pair"])
         left.set_ylabel(f"{name} ({readings[0][1].unit})")
@@ -253,12 +256,18 @@ def _effect(manifest: Manifest, words: Mapping[str, str]) -> Figure | None:
 
 def _counted_pairs(manifest: Manifest) -> list[int]:
     """Return the pairs that the effect's values are of, in their order."""
-    name = manifest.plan.hypothesis.measure
-    known: dict[int, int] = {}
-    for r in manifest.counted:
-        if any(x.name == name and x.value is not None for x in r.readings):
-            known[r.pair] = known.get(r.pair, 0) + 1
-    return sorted(pair for pair, count in known.items() if count == len(ROLES))
+    hypothesis = manifest.plan.hypothesis
+    readings: dict[tuple[int, str], Reading] = {
+        (r.pair, r.role): x
+        for r in manifest.counted
+        for x in r.readings
+        if x.name == hypothesis.measure
+    }
+    return [
+        pair
+        for pair in sorted({pair for pair, _ in readings})
+        if find_pairs(readings, [pair], hypothesis.kind)[0]
+    ]
 
 
 def _paint_ratios(
