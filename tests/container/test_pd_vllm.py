@@ -18,7 +18,7 @@ import pytest
 from commands import Ran, only_manifest, quietly, run_kit, run_nox
 
 from kit import engine
-from kit.experiments.exp3_fp8_kv import TEXTS
+from kit.texts import TEXTS
 from kit.measure import parse_metrics
 from kit.paths import ROOT
 from kit.quality import first_divergence
