@@ -96,5 +96,6 @@ def test_the_proxy_adds_little() -> None:
     assert 0 < cost.proxy_token_p50_s <= 0.003 + cost.noise_p99_s
     assert cost.proxy_ttft_p50_s <= 0.003 + 4 * cost.noise_p99_s
     if cost.noise_p99_s <= 0.0005:  # else the tail is that of the other programs on the core
-        assert cost.added_ttft_p99_s <= 0.02  # of 64 requests it is the slowest one
+        # the slowest of 64: 5 to 14 ms were seen where the stub and the client share a core
+        assert cost.added_ttft_p99_s <= (0.003 if cost.separate_cores else 0.02)
         assert cost.added_token_p99_s <= 0.003
