@@ -16,9 +16,10 @@ from markupsafe import Markup
 from kit.compare import short
 from kit.explain import find_explanation
 from kit.guard import GuardResult
+from kit.inline_svg import in_language
 from kit.manifest import Manifest
 from kit.report import LANGUAGES, Notes, fill, number_text, report_words, values_of
-from kit.report_plots import Figure, draw_figures, in_language
+from kit.report_plots import Figure, draw_figures
 
 NOTES = "notes.md"
 NOTES_CHARACTERS = 100_000

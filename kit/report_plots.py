@@ -8,15 +8,14 @@ line has a few hundred points at most.
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kit.inline_svg import INK, inline
 from kit.manifest import Manifest, Replicate
 from kit.measure import Reading, Sample, Window, load_window, max_itl_s, start_s, tpot_s, ttft_s
 from kit.verdict import find_pairs
@@ -28,8 +27,6 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 SERIES = (KV, RUNNING, WAITING, PREEMPTIONS)
 
 ROLES = ("baseline", "candidate")
-INK = "#010101"
-COLOURS = {INK: "currentColor", "#0072b2": "var(--baseline)", "#d55e00": "var(--candidate)"}
 STYLE: Mapping[str, Mapping[str, Any]] = {
     "baseline": {"color": "#0072b2", "linestyle": "-", "marker": "o"},
     "candidate": {"color": "#d55e00", "linestyle": "--", "marker": "^"},
@@ -148,47 +145,6 @@ def _draw(name: str, size: tuple[float, float], paint: Callable[[Any], None]) ->
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return inline(out.getvalue(), name)
-
-
-_DROPPED = (
-    r"<metadata>.*?</metadata>",
-    r"<!--.*?-->",
-    r"<style.*?</style>",
-    r' xmlns(:\w+)?="[^"]*"',
-    r'(?<=<svg) width="[^"]*"| height="[^"]*pt"',
-)
-
-
-def inline(svg: str, name: str) -> str:
-    """Return matplotlib's SVG as a part of a page: no prolog, no address, names of its own."""
-    text = svg[svg.index("<svg") :]
-    for pattern in _DROPPED:
-        text = re.sub(pattern, "", text, flags=re.DOTALL)
-    text = text.replace("xlink:href", "href")
-    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
-    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", text)
-    text = re.sub(r'(href="|url\()#', rf"\1#{name}-", text)
-    text = re.sub(r"(font(?:-size)?: [\d.]+px)[^;\"]*(?:'[^']*'[^;\"]*)*", _bare_font, text)
-    for drawn, shown in COLOURS.items():
-        text = re.sub(drawn, shown, text, flags=re.IGNORECASE)
-    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', _short_numbers, text)
-    return re.sub(r"\n\s*", "\n", text)
-
-
-def in_language(svg: str, drawn: Mapping[str, str], shown: Mapping[str, str]) -> str:
-    """Return a drawing with its own words (`plot_*`) in another language."""
-    for key in (key for key in drawn if key.startswith("plot_")):
-        text = escape(shown[key], quote=False)
-        svg = svg.replace(f">{escape(drawn[key], quote=False)}<", f">{text}<")
-    return svg
-
-
-def _bare_font(found: re.Match[str]) -> str:
-    return "font-size: " + found[1].rpartition(" ")[2]
-
-
-def _short_numbers(found: re.Match[str]) -> str:
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", found[0])
 
 
 def _plain(axis: Any) -> None:
