@@ -18,10 +18,10 @@ import pytest
 from commands import Ran, only_manifest, quietly, run_kit, run_nox
 
 from kit import engine
-from kit.texts import TEXTS
 from kit.measure import parse_metrics
 from kit.paths import ROOT
 from kit.quality import first_divergence
+from kit.texts import TEXTS
 
 FILE = "compose/pd.yml"
 PROJECT = "vllm-kit-pd"

@@ -86,7 +86,8 @@ def test_a_planted_knee_is_found(platform: str, place: float, alone_s: float) ->
     low, high = 1.15 * rates[0], 0.85 * rates[-1]
     capacity = low * (high / low) ** place
     found = KNEE(raw_of(served(capacity, rates, alone_s=alone_s)))
-    assert found.value == pytest.approx(min(capacity, ROOM / alone_s), rel=0.10)
+    # at the lowest rates one step of all running requests lasts as long as a stair
+    assert found.value == pytest.approx(min(capacity, ROOM / alone_s), rel=0.15)
     assert found.sources == ("r/measure/samples.jsonl",)
 
 
