@@ -27,7 +27,7 @@ from kit.metrics import gauge_of, resolved
 LOW, MIDDLE, HIGH = 8, 64, 256
 """Requests under way at a time, on a GPU: a step schedules that many."""
 REQUESTS = {"cpu": 16, "cuda": 512}  # 512 carry a 99th percentile
-TOKENS = {"cpu": (32, 8), "cuda": (128, 128)}  # in, out
+TOKENS = {"cpu": (32, 8), "cuda": (128, 64)}  # in, out
 
 
 def workload(scale: Scale, *, lanes: int = MIDDLE) -> tuple[Phase, ...]:
@@ -35,7 +35,7 @@ def workload(scale: Scale, *, lanes: int = MIDDLE) -> tuple[Phase, ...]:
     length, tokens = TOKENS[scale.platform]
     if scale.platform == "cpu":
         lanes = max(1, lanes // 16)
-    count = max(REQUESTS[scale.platform], 4 * lanes)
+    count = max(REQUESTS[scale.platform], 16 * lanes)
 
     def ask(name: str, lane: str) -> dict[str, Any]:
         draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret

@@ -114,7 +114,7 @@ def workload(scale: Scale, *, kind: str = "json", batch: int = 1) -> tuple[Phase
     """Build `batch` closed-loop lanes of continuations of one kind of text."""
     chosen = KINDS[kind]
     on_cpu = scale.platform == "cpu"
-    count, tokens = (max(12, 2 * batch), 64) if on_cpu else (max(64, 8 * batch), 256)
+    count, tokens = (max(12, 2 * batch), 64) if on_cpu else (max(16, 8 * batch), 256)
     load = tuple(_request(scale, chosen, i, f"lane{i % batch}", tokens) for i in range(count))
     return (
         Phase(
