@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from kit.errors import KitError, all_errors
 from kit.experiment import experiment_docs
-from kit.paths import ROOT
+from kit.manifest import load_manifest
+from kit.paths import MANIFESTS, ROOT
+from kit.report import number_text
+from kit.show import summarise
 from kit.store import write_text
 
 
@@ -21,7 +25,38 @@ def readme_tables() -> dict[str, str]:
     return {
         "experiments": "\n".join(["| Session | Question |", "|---|---|", *experiments]),
         "errors": "\n".join(["| Code | Error | Meaning |", "|---|---|---|", *errors]),
+        "results": results_table(),
     }
+
+
+def results_table() -> str:
+    """Return what the reference manifests measured, a row each; nothing that no manifest has."""
+    head = "| Experiment | Where | Measure | Baseline | Candidate | Pairs | Verdict |"
+    paths = sorted(MANIFESTS.glob("*/*.json"))
+    return "\n".join([head, "|---|---|---|---|---|---|---|", *map(_result, paths)])
+
+
+def _result(path: Path) -> str:
+    manifest, told = load_manifest(path), summarise(path)
+    machine, (baseline, candidate) = told["machine"], told["arms"]
+    processor = f"{machine['cpu_cores']} CPU cores"
+    where = f"{machine['device0_name'] or processor}, {told['model']['id']}"
+    name = manifest.plan.experiment + (
+        f" ({manifest.plan.variant})" if manifest.plan.variant else ""
+    )
+    numbers = [
+        f"{'none' if arm['median'] is None else number_text(arm['median'])}{_unit(arm['unit'])}"
+        for arm in (baseline, candidate)
+    ]
+    pairs = len(manifest.effect.values) if manifest.effect else 0
+    verdict = f"{told['verdict']['word']}: {told['verdict']['reason']}"
+    link = f"[{name}](manifests/{path.parent.name}/{path.name})"
+    cells = (link, where, baseline["measure"], *numbers, str(pairs), verdict)
+    return f"| {' | '.join(cells)} |"
+
+
+def _unit(unit: str) -> str:
+    return "" if unit == "1" else f" {unit}"
 
 
 def with_tables(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from kit.errors import BadFile
-from kit.trace import Split, split_trace
+from kit.trace import Trace, read_trace
 from kit.value import Value
 
 Sample = Mapping[str, Any]
@@ -73,7 +73,7 @@ class Window:
     scrapes: tuple[Scrape, ...]
     load: Mapping[str, Any]
     legs: Mapping[str, tuple[Scrape, ...]] = field(default_factory=dict)
-    traces: Mapping[str, Split | None] = field(default_factory=dict)
+    traces: Mapping[str, Trace] = field(default_factory=dict)
 
     @property
     def samples_file(self) -> str:
@@ -212,7 +212,7 @@ def load_window(run: Path, folder: str, only: Sequence[str] = ()) -> Window:
             for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
         },
         traces={
-            path.name: split_trace(path) for path in sorted((run / folder).glob("trace-*.json.gz"))
+            path.name: read_trace(path) for path in sorted((run / folder).glob("trace-*.json.gz"))
         },
     )
 

@@ -7,6 +7,10 @@ of the worker's thread, as an op such as `aten::addmm` works between the small o
 and to gloo's own threads, which communicate while the worker only waits. Where several run at once
 the first of `PARTS` counts, so communication is what it costs: that under which nothing else ran.
 
+Where vLLM marked what it did (`VLLM_CUSTOM_SCOPES_FOR_PROFILING`), scheduling is told apart too: a
+step's is from the first scope of `schedule: …` to the end of its last, all on one thread; a forward
+pass is from the first to the last kernel that was launched inside `execute_…`.
+
 The text is read piece by piece, and of each event only its times, thread and part are kept.
 """
 
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from kit.errors import BadFile
+from kit.overlap import Overlap, overlap_of
 from kit.value import Value
 
 FOLDER = "/tmp/traces"  # noqa: S108 - inside an engine's container
@@ -43,6 +48,8 @@ PROFILER_CONFIG = json.dumps(
 
 Part = Literal["gemm", "attention", "other", "communication"]
 PARTS: tuple[Part, ...] = ("gemm", "attention", "other", "communication")
+Mark = Literal["schedule", "scheduled", "forward"]
+"""Of a scope: part of a step's scheduling, the last part of it, or a forward pass on a device."""
 
 NAMES: tuple[tuple[Part, re.Pattern[str]], ...] = (
     (
@@ -74,6 +81,11 @@ NAMES: tuple[tuple[Part, re.Pattern[str]], ...] = (
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 COUNTED = (*ON_DEVICE, "cpu_op", "user_annotation")
+SCOPES: dict[str, tuple[tuple[str, Mark], ...]] = {
+    "user_annotation": (("schedule: update_after", "scheduled"), ("schedule: ", "schedule")),
+    "gpu_user_annotation": (("execute_", "forward"),),
+}
+"""How names begin that vLLM gives to scopes, by category; the first that fits counts."""
 EVENTS = 2_000_000  # some 300 MB where all of them count
 TEXT_CHARS = 2**32
 VALUE_CHARS = 2**24  # of one event or header field
@@ -93,14 +105,22 @@ class Split(Value):
     gaps_s: float
 
 
+class Trace(Value):
+    """What one rank's trace tells; None for what is not in it."""
+
+    split: Split | None
+    overlap: Overlap | None
+
+
 class Event(NamedTuple):
-    """One op or kernel: its category in the trace, thread, part, begin and end in ns."""
+    """One op, kernel or scope: its category in the trace, thread, part, begin and end in ns."""
 
     category: str
     thread: str
     part: Part
     begin: int
     end: int
+    mark: Mark | None = None
 
 
 @lru_cache(maxsize=4096)
@@ -120,20 +140,44 @@ def rank_of(file_name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def split_trace(path: Path) -> Split | None:
-    """Split a trace, plain or gzip; None when no op and no kernel is in it.
+def read_trace(path: Path) -> Trace:
+    """Read a trace, plain or gzip.
 
     Raises `BadFile` with the file's name for anything that is no trace of torch's profiler.
     """
-    return split_events(read_events(path))
+    events = tuple(read_events(path))
+    return Trace(split=split_events(events), overlap=overlap_events(events))
 
 
 # -- from events to parts ----------------------------------------------------------------------
 
 
+def overlap_events(events: Iterable[Event]) -> Overlap | None:
+    """Compute how much of the scheduling ran during forward passes; None where either lacks."""
+    ours = sorted((e for e in events if e.mark), key=lambda e: e.begin)
+    schedule, forward = [], []
+    begin: int | None = None
+    for event in ours:
+        if event.mark == "forward":
+            forward.append((event.begin, event.end))
+            continue
+        begin = event.begin if begin is None else begin
+        if event.mark == "scheduled":
+            schedule.append((begin, event.end))
+            begin = None
+    if not schedule or not forward:
+        return None
+    first = ours[0].begin
+
+    def in_s(spans: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
+        return [((b - first) / 1e9, (e - first) / 1e9) for b, e in spans]
+
+    return overlap_of(in_s(schedule), in_s(forward))
+
+
 def split_events(events: Iterable[Event]) -> Split | None:
     """Split the window that the events span; None where nothing that counts took any time."""
-    ours = list(events)
+    ours = [e for e in events if e.mark is None]
     on_device = [e for e in ours if e.category in ON_DEVICE]
     if on_device:
         spans = [(e.begin, e.end, e.part) for e in on_device]
@@ -311,17 +355,19 @@ def _event(raw: Any, where: str) -> Event | None:
     """Return an event that counts; None for any other. Raises `ValueError` naming its place."""
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: an object is needed")
-    category, name = raw.get("cat"), raw.get("name")
-    if raw.get("ph") != "X" or category not in COUNTED:
+    category, name = str(raw.get("cat")), raw.get("name")
+    scopes = SCOPES.get(category)
+    if raw.get("ph") != "X" or (scopes is None and category not in COUNTED):
         return None
     if not isinstance(name, str):
         raise ValueError(f"{where}.name: a text is needed")
     part = part_of(name)
-    if category == "user_annotation" and part != "communication":
+    mark = next((mark for words, mark in scopes or () if name.startswith(words)), None)
+    if scopes and not mark and (category != "user_annotation" or part != "communication"):
         return None
     begin, length = (_ns(raw.get(key), f"{where}.{key}") for key in ("ts", "dur"))
     thread = sys.intern(f"{raw.get('pid')}/{raw.get('tid')}")  # few, and each of thousands of ops
-    return Event(sys.intern(category), thread, part, begin, begin + length)
+    return Event(sys.intern(category), thread, part, begin, begin + length, mark)
 
 
 def _ns(value: Any, where: str) -> int:

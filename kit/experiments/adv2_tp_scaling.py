@@ -153,7 +153,7 @@ def _traced(rank: int, of: Callable[[Split], float]) -> Callable[[Raw], Reading]
         window, name = raw.windows["profile"], trace_file("server", rank)
         if name not in window.traces:
             return null_reading(f"there is no rank {rank}", 0, window.samples_file)
-        split, file = window.traces[name], f"{window.folder}/{name}"
+        split, file = window.traces[name].split, f"{window.folder}/{name}"
         if split is None:
             return null_reading("the trace has no op and no kernel", 0, file)
         return reading_of(of(split), 1, file)

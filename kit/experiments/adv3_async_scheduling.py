@@ -21,12 +21,26 @@ from kit.experiment import (
     Text,
     Variable,
 )
-from kit.measure import Measure, counter_delta, output_throughput, quantile_of, tpot_s, ttft_s
+from kit.measure import (
+    Measure,
+    Raw,
+    Reading,
+    counter_delta,
+    null_reading,
+    output_throughput,
+    quantile_of,
+    reading_of,
+    tpot_s,
+    ttft_s,
+)
 from kit.metrics import gauge_of, resolved
+from kit.overlap import Overlap
+from kit.trace import PROFILER_CONFIG, trace_file
 
 LOW, MIDDLE, HIGH = 8, 64, 256
 """Requests under way at a time, on a GPU: a step schedules that many."""
 REQUESTS = {"cpu": 16, "cuda": 512}  # 512 carry a 99th percentile
+TRACED_TOKENS = 16  # a step is thousands of events
 TOKENS = {"cpu": (32, 8), "cuda": (128, 64)}  # in, out
 
 
@@ -68,6 +82,67 @@ def _under_load(lanes: int, doc: str) -> Callable[[Experiment], Experiment]:
 
     variant.__doc__ = doc
     return variant
+
+
+def traced_workload(scale: Scale) -> tuple[Phase, ...]:
+    """Build the middle load, and after it one short request a lane under the profiler."""
+    *before, measure = workload(scale)
+    asked = tuple(
+        {**r, "id": f"p{i:04d}", "body": {**r["body"], "max_tokens": TRACED_TOKENS}}
+        for i, r in enumerate(measure.requests[: measure.concurrency])
+    )
+    last = Phase(
+        "profile", asked, concurrency=measure.concurrency, scrape_every_s=None, profile=True
+    )
+    return (*before, measure, last)
+
+
+def _traced(of: Callable[[Overlap], float | None]) -> Callable[[Raw], Reading]:
+    """Measure a number of the trace that the profiled phase left."""
+
+    def compute(raw: Raw) -> Reading:
+        window, name = raw.windows["profile"], trace_file("server", 0)
+        overlap = window.traces[name].overlap if name in window.traces else None
+        file = f"{window.folder}/{name}"
+        value = None if overlap is None else of(overlap)
+        if value is None:
+            return null_reading("the trace marks no scheduling beside a forward pass", 0, file)
+        return reading_of(value, 1, file)
+
+    return compute
+
+
+OF_TRACE = (
+    Measure(
+        "traced_schedule_s",
+        "s",
+        "scheduling in the traced steps, as slow as profiled",
+        _traced(lambda overlap: overlap.schedule_s),
+    ),
+    Measure(
+        "traced_forward_s",
+        "s",
+        "forward passes on the device in the traced steps, as slow as profiled",
+        _traced(lambda overlap: overlap.forward_s),
+    ),
+    Measure(
+        "schedule_hidden_share",
+        "1",
+        "share of the scheduling during which a forward pass ran",
+        _traced(lambda overlap: overlap.hidden_share),
+    ),
+)
+
+
+def profile(base: Experiment) -> Experiment:
+    """Trace some steps after the middle load: how much of the scheduling is hidden?"""
+    return replace(
+        base,
+        workload=traced_workload,
+        measures=(*base.measures, *OF_TRACE),
+        settings={**base.settings, "profiler-config": PROFILER_CONFIG},
+        env={**base.env, "VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1"},
+    )
 
 
 def _quantile(name: str, what: str, of: Callable[[Any], float | None], q: float) -> Measure:
@@ -169,6 +244,7 @@ EXPERIMENT = Experiment(
     model="qwen2.5-0.5b",
     variants={
         "low": _under_load(LOW, f"Keep {LOW} requests under way: little to schedule in a step."),
+        "profile": profile,
         "high": _under_load(HIGH, f"Keep {HIGH} requests under way: a step schedules the most."),
     },
 )

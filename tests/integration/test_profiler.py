@@ -16,7 +16,7 @@ from kit.fact import HostPlace
 from kit.inbox import ClientBox
 from kit.inside.ask import ask
 from kit.measure import load_raw
-from kit.trace import split_trace
+from kit.trace import read_trace
 
 
 class Box(ClientBox):
@@ -53,8 +53,8 @@ def test_every_rank_s_trace_is_kept_and_split(
     traces = load_raw(tmp_path, "replicate", ["profile"]).windows["profile"].traces
     assert list(traces) == names
     for name in names:
-        assert traces[name] == split_trace(out / name)
-        split = traces[name]
+        assert traces[name] == read_trace(out / name)
+        split = traces[name].split
         assert split is not None
         share = split.communication_s / split.window_s
         assert share == pytest.approx(0.2 if ranks == 2 else 0.0, abs=1e-6)

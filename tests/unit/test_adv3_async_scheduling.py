@@ -11,7 +11,10 @@ from virtual_run import write_raw
 from kit.analyse import analyse, answered, conclude
 from kit.experiment import Scale, against_itself, apply_variant, between_images, find_experiment
 from kit.experiments.adv3_async_scheduling import HIGH, LOW, MIDDLE
+from kit.measure import Raw, Reading, Window
+from kit.overlap import Overlap
 from kit.plan import flag_words
+from kit.trace import Trace
 from kit.verdict import Verdict
 from kit.virtual import VirtualRun, World, draw_run, frame, virtual_experiment
 
@@ -89,6 +92,28 @@ def test_three_loads_that_carry_a_99th_percentile(variant: str | None, lanes: in
     assert measured.concurrency == len({r["lane"] for r in measured.requests}) == lanes
     assert len(measured.requests) * 0.01 >= 5
     assert lanes <= int(str(EXPERIMENT.settings["max-num-seqs"]))
+
+
+def test_the_trace_comes_last_and_feeds_no_timing() -> None:
+    traced = apply_variant(EXPERIMENT, NAME, "profile")
+    phases = traced.workload(Scale("m", 1, "cuda"))
+    assert phases[:-1] == EXPERIMENT.workload(Scale("m", 1, "cuda"))
+    assert phases[-1].profile
+    assert len({r["lane"] for r in phases[-1].requests}) == MIDDLE
+    assert traced.hypothesis == EXPERIMENT.hypothesis
+    share = next(m for m in traced.measures if m.name == "schedule_hidden_share")
+
+    def read(trace: Trace | None) -> Reading:
+        traces = {} if trace is None else {"trace-server-rank0.json.gz": trace}
+        return share.compute(Raw({"profile": Window("r/profile", (), (), {}, traces=traces)}))
+
+    overlap = Overlap(schedule_s=0.4, forward_s=2.0, both_s=0.1)
+    found = read(Trace(split=None, overlap=overlap))
+    assert (found.value, found.sources) == (0.25, ("r/profile/trace-server-rank0.json.gz",))
+    for nothing in (None, Trace(split=None, overlap=None)):
+        found = read(nothing)
+        assert found.value is None
+        assert found.reason == "the trace marks no scheduling beside a forward pass"
 
 
 def test_nothing_is_asked_of_the_platform_where_both_arms_are_the_baseline() -> None:

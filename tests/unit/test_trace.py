@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kit import trace
 from kit.errors import BadFile
-from kit.trace import COUNTED, Split, part_of, rank_of, split_trace
+from kit.trace import COUNTED, Split, part_of, rank_of, read_trace
 
 Raw = dict[str, Any]
 
@@ -45,6 +45,10 @@ def write(path: Path, *events: Any, zipped: bool = True) -> Path:
     )
     path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
     return path
+
+
+def split_trace(path: Path) -> Split | None:
+    return read_trace(path).split
 
 
 def parts_us(split: Split | None) -> dict[str, float]:
@@ -125,6 +129,33 @@ def test_ops_that_only_overlap_are_the_later_one_s(tmp_path: Path) -> None:
 )
 def test_a_rank_that_did_nothing_has_no_split(tmp_path: Path, events: tuple[Raw, ...]) -> None:
     assert split_trace(write(tmp_path / "t", *events)) is None
+
+
+def test_scheduling_is_laid_beside_the_forward_passes(tmp_path: Path) -> None:
+    def step(at: float) -> list[Raw]:
+        """A step's scheduling of 30 us, of which two scopes are marked, then its pass of 60 us."""
+        cpu = "user_annotation"
+        return [
+            event("schedule: allocate_slots", at, at + 2, cpu),
+            event("schedule: update_after_schedule", at + 25, at + 30, cpu),
+            event("execute_context_0(0)_generation_8(8)", at + 30, at + 50, cpu),
+            event("execute_context_0(0)_generation_8(8)", at + 40, at + 100, "gpu_user_annotation"),
+            kernel("gemm", at + 40, at + 60),
+        ]
+
+    between = [*step(0), *step(100)]
+    during = [*step(0), *step(50)]  # the second is scheduled from 50 to 80, in the pass to 100
+    shares = []
+    for events in (between, during):
+        found = read_trace(write(tmp_path / "t", *events)).overlap
+        assert found is not None
+        assert found.schedule_s == pytest.approx(60e-6, rel=1e-3)
+        shares.append(found.hidden_share)
+    assert shares == pytest.approx([0, 0.5], abs=1e-3)
+
+
+def test_without_marks_there_is_no_overlap(tmp_path: Path) -> None:
+    assert read_trace(write(tmp_path / "t", kernel("gemm", 0, 10))).overlap is None
 
 
 @pytest.mark.parametrize(
@@ -253,7 +284,7 @@ def test_what_is_no_trace_is_named(
     path = tmp_path / "trace-server-rank0.json.gz"
     spoil(path)
     with pytest.raises(BadFile) as caught:
-        split_trace(path)
+        read_trace(path)
     assert caught.value.message.startswith("trace-server-rank0.json.gz: no trace")
     assert says in caught.value.message
     assert "\n" not in caught.value.message
@@ -274,4 +305,4 @@ def test_a_trace_cannot_take_all_memory(
     monkeypatch.setattr(trace, "_PIECE_CHARS", 500)
     (tmp_path / "t").write_bytes(gzip.compress(content.encode()))
     with pytest.raises(BadFile, match=says):
-        split_trace(tmp_path / "t")
+        read_trace(tmp_path / "t")
