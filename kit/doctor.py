@@ -193,6 +193,9 @@ def _image(seen: Looked, image: SeenImage) -> Line:
     else:
         code = IndexUnreachable.exit_code
         step = "find a network, or take it from a bundle or registry"
+    own = [i.id for i in seen.images if i.lock == "adopted" and i.built and i.cuda == image.cuda]
+    if own:
+        step += f"; or run with `--image {own[0]}`, adopted here"
     return Line(what=what, state="missing", found=found, next=step, exit_code=code)
 
 

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 DEFAULT = "smollm2-135m-instruct"
 MODELS_FILE = DOCKER / "models.yaml"
 CONVERTER = DOCKER / "convert_model.py"
-_OUT = "/tmp/out"  # noqa: S108 - inside a container of its own
+_WORK = "/in"  # inside a container of its own: an adopted image may have no /tmp
 Flag = str | int | float | bool
 
 
@@ -256,7 +256,7 @@ def _lay_out_sources(record: ModelRecord, folder: Path, say: Say) -> None:
     (folder / "config.json").write_text(json.dumps(record.config or {}), encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o644)
-    folder.chmod(0o755)
+    folder.chmod(0o777)  # the container's user writes beside them
 
 
 def _convert(record: ModelRecord, image: BuiltImage, source: Path, out: Path) -> None:
@@ -265,22 +265,24 @@ def _convert(record: ModelRecord, image: BuiltImage, source: Path, out: Path) ->
     Files go in and out by copying, so that this works with a remote engine and leaves every file
     to the caller.
     """
-    words = [f"/in/{CONVERTER.name}", record.kind, f"/in/{Path(record.member or '').name}"]
-    words += ["/in/config.json"] if record.kind == "shape" else []
+    words = [f"{_WORK}/{CONVERTER.name}", record.kind]
+    words += [f"{_WORK}/{Path(record.member or '').name}"]
+    words += [f"{_WORK}/config.json"] if record.kind == "shape" else []
     created = engine.cli(
         "create", "--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges",
         "--pids-limit=512", f"--label=kit.model={record.id}", "--user", image.record.user,
-        "--env=HOME=/tmp/home", "--entrypoint", image.record.interpreter, image.image_id,
-        *words, _OUT,
+        f"--env=HOME={_WORK}/home", f"--env=TMPDIR={_WORK}",
+        "--env=USER=kit",  # torch asks for the name, which such an image may not know either
+        "--entrypoint", image.record.interpreter, image.image_id, *words, f"{_WORK}/out",
     )  # fmt: skip
     container = created.stdout.strip()
     if not created.ok:
         raise BuildFailed("the model's container cannot be created", detail=created.tail)
     try:
         for args in (
-            ("cp", "-q", str(source), f"{container}:/in"),
+            ("cp", "-q", str(source), f"{container}:{_WORK}"),
             ("start", "--attach", container),
-            ("cp", "-q", f"{container}:{_OUT}", str(out)),
+            ("cp", "-q", f"{container}:{_WORK}/out", str(out)),
         ):
             done = engine.cli(*args, timeout_s=1200)
             if not done.ok:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import docker
@@ -64,6 +65,16 @@ def test_a_flipped_byte_is_found_at_the_next_start(own_models: Path) -> None:
     assert str(path.parent) in caught.value.hint
     shutil.rmtree(path.parent)
     assert ensure_model(SHAPE, image, quiet).files == read_model_lock(SHAPE).files
+
+
+@pytest.mark.timeout(600)
+def test_a_user_whom_the_image_does_not_know_makes_the_same_bytes(tmp_path: Path) -> None:
+    """Adopted images know no user 10001; torch asks for the name."""
+    image = ensure_image(find_image("v0.32.0-cpu"), quiet)
+    stranger = image.record.model_copy(update={"user": "23456:0"})
+    record = find_model(model.DEFAULT)
+    made = make_model(record, replace(image, record=stranger), tmp_path, quiet)
+    model.check_files(record, made, read_model_lock(record))
 
 
 @pytest.mark.full

@@ -200,6 +200,18 @@ def test_offline_is_fine_where_everything_is_there() -> None:
     assert can_run(forms).state == "ok"
 
 
+def test_an_adopted_image_of_the_same_kind_is_offered() -> None:
+    own = image("own", "cpu", lock="adopted")
+    missing = image("c", "cpu", built=False, inputs_here=False)
+    told = judged(machine(network=False, images=(missing, own)))[0]
+    assert told["image c"].next.endswith("; or run with `--image own`, adopted here")
+    assert told["image own"].state == "ok"
+    other = own.model_copy(update={"cuda": "cu130"})
+    assert (
+        "--image" not in judged(machine(network=False, images=(missing, other)))[0]["image c"].next
+    )
+
+
 def test_too_few_devices_end_unsupported_and_enough_do_not() -> None:
     _, forms = judged(gpus(2))
     assert row(forms, "adv2_tp_scaling").state == "ok"
