@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -36,12 +37,22 @@ def fit_command(
     dtype: Annotated[str, typer.Option(help="Type of the weights.")] = "bfloat16",
     kv_dtype: Annotated[str | None, typer.Option(help="Type of the KV; default: as dtype.")] = None,
     context: Annotated[int, typer.Option(help="Tokens of a prompt whose KV is moved.")] = 4096,
+    prefill_tok_per_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Prompt tokens that a server computes in a second: when is moving faster?"
+        ),
+    ] = None,
+    latency_ms: Annotated[
+        float, typer.Option(help="What a transfer costs beside its bytes.")
+    ] = 1.0,
     as_json: Json = False,
 ) -> None:
     """Say whether a model fits, which splits divide its heads, and what transfers take."""
     sizes = [_element_bytes(each) for each in (dtype, kv_dtype or dtype)]
-    if devices < 1 or memory_gib <= 0 or context < 1:
-        raise UsageError("devices, memory and context must be above 0", hint="see --help")
+    above_0 = (devices, memory_gib, context, 1 if prefill_tok_per_s is None else prefill_tok_per_s)
+    if min(above_0) <= 0 or latency_ms < 0:
+        raise UsageError("devices, memory, context and rate must be above 0", hint="see --help")
     shape = read_shape(find_model(name))
     splits = fit.splits_of(
         shape,
@@ -51,6 +62,16 @@ def fit_command(
         kv_element_bytes=sizes[1],
     )
     moved = shape.kv_bytes(context, sizes[1])
+    pays_from = {
+        link: fit.break_even_tokens(
+            shape.kv_bytes(1, sizes[1]),
+            speed,
+            prefill_tok_per_s=prefill_tok_per_s,
+            latency_s=latency_ms / 1e3,
+        )
+        for link, speed in LINKS.items()
+        if prefill_tok_per_s is not None
+    }
     if as_json:
         console.data(
             {
@@ -59,17 +80,27 @@ def fit_command(
                 "splits": [each.model_dump(mode="json") for each in splits],
                 "kv_bytes": moved,
                 "kv_transfer_s": {link: fit.transfer_s(moved, s) for link, s in LINKS.items()},
+                "transfer_pays_from_tokens": pays_from,
             }
         )
         return
     columns = ["tp", "servers", "weights/device", "KV tokens/server", "sent/token", "verdict"]
     console.table(f"{name} on {devices} device(s)", columns, [_row(each) for each in splits])
     title = f"KV of {context} tokens, {moved / 2**20:.1f} MiB; nominal links, so the least time"
+    columns = ["link", "KV", *(f"reduce, tp {s.ranks}" for s in splits)]
     rows = [
-        [link, f"{fit.transfer_s(moved, speed) * 1e3:.2f} ms"] + [_reduce(s, speed) for s in splits]
+        [link, f"{fit.transfer_s(moved, speed) * 1e3:.2f} ms", *(_reduce(s, speed) for s in splits)]
         for link, speed in LINKS.items()
     ]
-    console.table(title, ["link", "KV", *(f"reduce, tp {s.ranks}" for s in splits)], rows)
+    if pays_from:
+        columns.append("moving is faster")
+        for row in rows:
+            row.append(_pays(pays_from[row[0]]))
+    console.table(title, columns, rows)
+
+
+def _pays(tokens: float | None) -> str:
+    return "never" if tokens is None else f"from {math.ceil(tokens):,} tokens"
 
 
 def _element_bytes(dtype: str) -> int:

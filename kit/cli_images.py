@@ -97,15 +97,21 @@ def verify_image_command(
 def models_command(
     name: Annotated[str | None, typer.Argument(help="Fetch or make this one.")] = None,
     image: Annotated[str | None, typer.Option(help="Image whose tools convert it.")] = None,
+    lock: Annotated[
+        bool, typer.Option("--lock", help="Make it anew and write its files' hashes as its lock.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the models; with an id, make sure that it is here and check every file."""
     from kit.build import ensure_image
+    from kit.errors import UsageError
     from kit.image import find_image
-    from kit.model import ensure_model, find_model, load_models
+    from kit.model import ensure_model, find_model, load_models, lock_model
     from kit.platform import find_platform
 
     if name is None:
+        if lock:
+            raise UsageError("which model is to be locked?", hint="`nox -s models -- MODEL --lock`")
         rows = [
             {"id": m.id, "kind": m.kind, "weights": m.weights, "licence": m.licence}
             for m in load_models().values()
@@ -118,6 +124,8 @@ def models_command(
         return
     record = find_model(name)  # names first: an image may have to be built
     built = ensure_image(find_image(image or find_platform(None).default_image), console.say)
+    if lock:
+        lock_model(record, built, console.say)
     files = ensure_model(record, built, console.say)
     console.say(f"{name}: {len(files.files)} files, {files.bytes} bytes, all as locked")
     if as_json:

@@ -108,8 +108,3 @@ def stops_at(rule: Stopping, gains: Sequence[float]) -> int | None:
         if stopping[pattern & (2**pairs - 1)]:
             return pairs
     return None
-
-
-def next_look(rule: Stopping, pairs: int) -> int | None:
-    """Return how many pairs the next look needs after `pairs` of them; None after the last."""
-    return next((look for look in rule.looks if look > pairs), None)

@@ -94,15 +94,6 @@ class EventLog:
         except (requests.RequestException, docker.errors.DockerException, OSError, ValueError):
             return
 
-    def wait_for(self, action: str, service: str, *, timeout_s: float) -> bool:
-        """Wait until an event was seen; the engine sends them a moment after the fact."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if any(e["action"] == action and e["service"] == service for e in self.lines):
-                return True
-            time.sleep(0.05)
-        return False
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()

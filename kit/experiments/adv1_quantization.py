@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from kit.asked import completion, random_ids
 from kit.experiment import (
     Arm,
     Condition,
@@ -76,19 +76,7 @@ def workload(scale: Scale, *, lanes: int = SATURATED) -> tuple[Phase, ...]:
         count, length, tokens = 3 * lanes, 256, 128
 
     def ask(name: str, lane: str) -> dict[str, Any]:
-        draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
-        body = {
-            "model": scale.model,
-            # ids that every vocabulary has: each prompt is as long as the next
-            "prompt": [draw.randrange(1000, 20_000) for _ in range(length)],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "seed": scale.seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return {"id": name, "path": "/v1/completions", "body": body, "lane": lane, "tags": {}}
+        return completion(scale, name, random_ids(scale, name, length), tokens, lane=lane)
 
     return (
         Phase("warmup", (ask("w0", "w"), ask("w1", "v")), concurrency=2, scrape_every_s=None),
@@ -314,7 +302,8 @@ EXPERIMENT = Experiment(
         "enable-prefix-caching": False,
         "kv-cache-dtype": "auto",
         "max-model-len": 2048,
-        "max-num-batched-tokens": 8192,
+        # small steps: where prompts fill them, the card meets its power limit and slows down
+        "max-num-batched-tokens": 1024,
         "max-num-seqs": SATURATED,
     },
     # ranking log probabilities is compiled on first use, which images without a compiler cannot

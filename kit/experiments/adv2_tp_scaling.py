@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kit.asked import completion, random_ids
 from kit.curve import at_knee, is_of_stair, served_in, staircase
 from kit.experiment import (
     Arm,
@@ -45,18 +45,8 @@ STAIR_S = 16.0  # each rate gives whole requests in the part of a stair that is 
 
 
 def _request(scale: Scale, name: str, *, tokens: int | None = None, **when: Any) -> dict[str, Any]:
-    draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
-    body = {
-        "model": scale.model,
-        "prompt": [draw.randrange(1000, 20_000) for _ in range(PROMPT_TOKENS[scale.platform])],
-        "max_tokens": tokens or OUTPUT_TOKENS[scale.platform],
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "seed": scale.seed,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return {"id": name, "path": "/v1/completions", "body": body, "tags": {}, **when}
+    prompt = random_ids(scale, name, PROMPT_TOKENS[scale.platform])
+    return completion(scale, name, prompt, tokens or OUTPUT_TOKENS[scale.platform], **when)
 
 
 def _warmup(scale: Scale) -> Phase:

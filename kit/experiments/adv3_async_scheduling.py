@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kit.asked import completion, random_ids
 from kit.experiment import (
     Arm,
     Condition,
@@ -52,19 +52,7 @@ def workload(scale: Scale, *, lanes: int = MIDDLE) -> tuple[Phase, ...]:
     count = max(REQUESTS[scale.platform], 16 * lanes)
 
     def ask(name: str, lane: str) -> dict[str, Any]:
-        draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
-        body = {
-            "model": scale.model,
-            # ids that every vocabulary has: each prompt is as long as the next
-            "prompt": [draw.randrange(1000, 20_000) for _ in range(length)],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0.0,
-            "seed": scale.seed,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return {"id": name, "path": "/v1/completions", "body": body, "lane": lane, "tags": {}}
+        return completion(scale, name, random_ids(scale, name, length), tokens, lane=lane)
 
     return (
         Phase("warmup", (ask("w0", "w"), ask("w1", "v")), concurrency=2, scrape_every_s=None),

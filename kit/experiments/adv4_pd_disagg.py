@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kit.asked import completion, random_ids
 from kit.experiment import (
     Arm,
     Condition,
@@ -51,25 +51,6 @@ QUALITY_TOKENS = 24
 SHARED = 0.75  # of a prompt, where requests share a prefix
 
 
-def _request(scale: Scale, name: str, prompt: str | list[int], lane: str, tokens: int) -> Any:
-    body = {
-        "model": scale.model,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "seed": scale.seed,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return {"id": name, "path": "/v1/completions", "body": body, "lane": lane, "tags": {}}
-
-
-def _ids(scale: Scale, name: str, count: int) -> list[int]:
-    draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
-    return [draw.randrange(1000, 20_000) for _ in range(count)]
-
-
 def workload(
     scale: Scale, *, prompt: str = "long", output: str = "long", shared: float = 0.0
 ) -> tuple[Phase, ...]:
@@ -80,18 +61,21 @@ def workload(
     length = PROMPT_TOKENS[scale.platform][prompt]
     tokens = OUTPUT_TOKENS[scale.platform][output]
     lanes, count = LANES[scale.platform], REQUESTS[scale.platform]
-    common = _ids(scale, "common", int(length * shared))
+    common = random_ids(scale, "common", int(length * shared))
 
     def ask(name: str, lane: str) -> Any:
-        own = _ids(scale, name, length - len(common))
-        return _request(scale, name, [*common, *own], lane, tokens)
+        own = random_ids(scale, name, length - len(common))
+        return completion(scale, name, [*common, *own], tokens, lane=lane)
 
     words = " ".join(TEXTS).split()
     quality = [
-        _request(scale, f"t{n:02d}", " ".join(words[n : 2 * n]), "one", QUALITY_TOKENS)
+        completion(scale, f"t{n:02d}", " ".join(words[n : 2 * n]), QUALITY_TOKENS, lane="one")
         for n in QUALITY_WORDS
     ]
-    warmup = [_request(scale, f"w{i}", _ids(scale, f"w{i}", length), f"w{i}", 4) for i in range(4)]
+    warmup = [
+        completion(scale, name, random_ids(scale, name, length), 4, lane=name)
+        for name in ("w0", "w1", "w2", "w3")
+    ]
     return (
         Phase("warmup", tuple(warmup), concurrency=4, scrape_every_s=None),
         Phase("quality", tuple(quality), concurrency=1, scrape_every_s=None),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kit.asked import completion
 from kit.experiment import (
     Arm,
     Condition,
@@ -33,20 +34,6 @@ LANES = 4
 REQUESTS = 24
 
 
-def _request(scale: Scale, name: str, prompt: str, lane: str, temperature: float) -> dict[str, Any]:
-    body = {
-        "model": scale.model,
-        "prompt": prompt,
-        "max_tokens": OUTPUT_TOKENS,
-        "ignore_eos": True,
-        "temperature": temperature,
-        "seed": scale.seed,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    return {"id": name, "path": "/v1/completions", "body": body, "lane": lane, "tags": {}}
-
-
 def workload(
     scale: Scale, *, temperature: float = 0.0, prefix: Callable[[int], str] = lambda _: SYSTEM
 ) -> tuple[Phase, ...]:
@@ -55,15 +42,14 @@ def workload(
     The warm-up uses other text of the same length, so it leaves nothing to hit. The cold first
     request fills the cache and is recorded apart: it is slow in both arms.
     """
+    ask_for = partial(completion, scale, tokens=OUTPUT_TOKENS, temperature=temperature)
 
     def ask(i: int, lane: str) -> dict[str, Any]:
         prompt = f"{prefix(i)}User question {i}: what is {i} plus {i + 1}?"
-        return _request(scale, f"q{i:03d}", prompt, lane, temperature)
+        return ask_for(f"q{i:03d}", prompt, lane=lane)
 
     warmup = [
-        _request(
-            scale, f"w{i}", f"Warm-up {i}. " + "Nothing here repeats. " * 200, "w", temperature
-        )
+        ask_for(f"w{i}", f"Warm-up {i}. " + "Nothing here repeats. " * 200, lane="w")
         for i in range(2)
     ]
     return (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from kit.asked import completion, random_ids
 from kit.experiment import (
     Arm,
     Condition,
@@ -64,33 +64,11 @@ SIZES = {
 }
 
 
-def _request(
+def _ask(
     scale: Scale, name: str, prompt: str | Sequence[int], tokens: int, lane: str
 ) -> dict[str, Any]:
-    body = {
-        "model": scale.model,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "seed": scale.seed,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
     kind = "long" if lane == "long" else "short"
-    return {
-        "id": name,
-        "path": "/v1/completions",
-        "body": body,
-        "lane": lane,
-        "tags": {"kind": kind},
-    }
-
-
-def random_prompt(scale: Scale, name: str, tokens: int) -> list[int]:
-    """Return a prompt of exactly that many tokens, as ids that every vocabulary has."""
-    draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
-    return [draw.randrange(1000, 20_000) for _ in range(tokens)]
+    return completion(scale, name, prompt, tokens, tags={"kind": kind}, lane=lane)
 
 
 def workload(scale: Scale, *, long_tokens: int | None = None) -> tuple[Phase, ...]:
@@ -102,15 +80,15 @@ def workload(scale: Scale, *, long_tokens: int | None = None) -> tuple[Phase, ..
     length = long_tokens or size.long_tokens
 
     def long(name: str, tokens: int) -> dict[str, Any]:
-        return _request(scale, name, random_prompt(scale, name, tokens), 10, "long")
+        return _ask(scale, name, random_ids(scale, name, tokens), 10, "long")
 
     streams = [
-        _request(scale, f"s{lane}-{i:03d}", "Hi, how are you?", size.stream_tokens, f"stream{lane}")
+        _ask(scale, f"s{lane}-{i:03d}", "Hi, how are you?", size.stream_tokens, f"stream{lane}")
         for lane in range(LANES)
         for i in range(size.streams)
     ]
     longs = [long(f"l{i:03d}", length) for i in range(size.longs)]
-    warmup = (_request(scale, "w0", "Hello there.", 8, "w"), long("w1", length // 4))
+    warmup = (_ask(scale, "w0", "Hello there.", 8, "w"), long("w1", length // 4))
     return (
         Phase("warmup", warmup, concurrency=1, scrape_every_s=None),
         Phase("measure", (*streams, *longs), concurrency=LANES + 1),
@@ -122,7 +100,7 @@ def batch_workload(scale: Scale) -> tuple[Phase, ...]:
     count, tokens = (16, 600) if scale.platform == "cpu" else (400, 2000)
 
     def ask(name: str, lane: str) -> dict[str, Any]:
-        return _request(scale, name, random_prompt(scale, name, tokens), 16, lane)
+        return _ask(scale, name, random_ids(scale, name, tokens), 16, lane)
 
     return (
         Phase("warmup", (ask("w0", "w"),), concurrency=1, scrape_every_s=None),

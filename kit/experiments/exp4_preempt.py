@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from kit.asked import completion, random_ids
 from kit.experiment import (
     Arm,
     Condition,
@@ -44,27 +44,11 @@ URGENT_AFTER_S = {"cpu": 1.0, "cuda": 0.1}
 
 
 def _request(scale: Scale, name: str, kind: str, at_s: float, output_tokens: int) -> dict[str, Any]:
-    draw = random.Random(f"{scale.seed}:{name}")  # noqa: S311 - text, not a secret
-    body: dict[str, Any] = {
-        "model": scale.model,
-        # ids that every vocabulary has: each prompt is as long as the next
-        "prompt": [draw.randrange(1000, 20_000) for _ in range(PROMPT_TOKENS)],
-        "max_tokens": output_tokens,
-        "ignore_eos": True,
-        "temperature": 0.0,
-        "seed": scale.seed,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    prompt = random_ids(scale, name, PROMPT_TOKENS)
+    asked = completion(scale, name, prompt, output_tokens, tags={"kind": kind}, at_s=at_s)
     if kind != "plain":
-        body["priority"] = 0 if kind == "urgent" else 10  # lower is sooner
-    return {
-        "id": name,
-        "path": "/v1/completions",
-        "body": body,
-        "at_s": at_s,
-        "tags": {"kind": kind},
-    }
+        asked["body"]["priority"] = 0 if kind == "urgent" else 10  # lower is sooner
+    return asked
 
 
 def workload(scale: Scale, *, mixed: bool = False) -> tuple[Phase, ...]:

@@ -55,6 +55,8 @@ def is_one_clear_line(stderr: str) -> bool:
         (["analyse", "/nonexistent"], NotFound),
         (["build", "no-such-image"], UnknownName),
         (["models", "no-such-model"], UnknownName),
+        (["models", "--lock"], UsageError),
+        (["fit", "qwen2.5-0.5b", "2", "--prefill-tok-per-s", "0"], UsageError),
         (["use", "no-such-image"], UnknownName),
         (["use", "--model", "no-such-model"], UnknownName),
         (["build", "--model", "no-such-model"], UnknownName),
@@ -128,3 +130,12 @@ def test_every_session_of_the_menu_has_a_sentence() -> None:
     menu = dict(line.split(" -> ") for line in lines)
     assert set(experiment_docs()) <= set(menu)
     assert all(menu.values())
+
+
+def test_fit_tells_from_which_length_moving_kv_is_faster() -> None:
+    """12,288 bytes a token (24 layers, 2 x 2 heads of 64, 2 bytes) against 5,000 tok/s of prefill."""
+    words = ("fit", "qwen2.5-0.5b", "2", "--json", "--latency-ms", "10")
+    told = json.loads(kit(*words, "--prefill-tok-per-s", "5000").stdout)
+    from_tokens = told["transfer_pays_from_tokens"]["TCP 10 Gbit/s"]
+    assert from_tokens == pytest.approx(0.010 / (1 / 5000 - 12_288 / 1.25e9))
+    assert json.loads(kit(*words).stdout)["transfer_pays_from_tokens"] == {}

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from kit.asked import random_ids
 from kit.experiment import Scale, apply_variant, find_experiment
-from kit.experiments.exp2_batched_tokens import LANES, SIZES, SMALL, random_prompt, workload
+from kit.experiments.exp2_batched_tokens import LANES, SIZES, SMALL, workload
 from kit.measure import Raw, Window
 from kit.verdict import check_acted
 
@@ -119,10 +120,10 @@ def test_long_prompts_outlast_the_streams_and_every_stream_meets_a_stall(platfor
 
 
 def test_a_random_prompt_has_exactly_its_tokens_and_follows_the_seed() -> None:
-    one = random_prompt(Scale(model="m", seed=1), "l0", 50)
+    one = random_ids(Scale(model="m", seed=1), "l0", 50)
     assert len(one) == 50
-    assert one == random_prompt(Scale(model="m", seed=1), "l0", 50)
-    assert one != random_prompt(Scale(model="m", seed=2), "l0", 50)
+    assert one == random_ids(Scale(model="m", seed=1), "l0", 50)
+    assert one != random_ids(Scale(model="m", seed=2), "l0", 50)
 
 
 def test_batch_only_asks_whether_the_large_budget_raises_throughput() -> None:

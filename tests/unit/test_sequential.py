@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kit.sequential import Stopping, next_look, signed_sums, stopping_patterns, stops_at
+from kit.sequential import Stopping, signed_sums, stopping_patterns, stops_at
 
 RULE = Stopping()
 sizes = st.lists(st.floats(0, 5, allow_nan=False), min_size=16, max_size=16)
@@ -47,10 +47,6 @@ def test_six_of_six_beyond_the_margin_stop_at_the_first_look() -> None:
 
 def test_signed_sums_number_their_patterns_by_bits() -> None:
     assert signed_sums(np.array([1.0, 10.0])).tolist() == [11.0, 9.0, -9.0, -11.0]
-
-
-def test_next_look_follows_the_registered_ones() -> None:
-    assert [next_look(RULE, n) for n in (0, 6, 7, 15, 16)] == [6, 9, 9, 16, None]
 
 
 @pytest.mark.parametrize(
