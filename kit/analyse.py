@@ -15,7 +15,13 @@ from typing import Any
 
 from kit.errors import BadFile
 from kit.experiment import Condition, Experiment, Precondition, find_refusal
-from kit.guard import GuardResult, check_replicate, check_same_prompts, foreign_share
+from kit.guard import (
+    GuardResult,
+    check_replicate,
+    check_same_prompts,
+    foreign_share,
+    limited_share,
+)
 from kit.manifest import Replicate
 from kit.measure import Measure, Raw, Reading, load_raw
 from kit.notice import Notice, notice
@@ -513,6 +519,9 @@ def _notices(
     shares = [share for each in telemetry.values() if (share := foreign_share(each)) is not None]
     if shares and max(shares) > plan.limits.foreign_cpu_share / 2:
         found.append(notice("busy_machine", f"{max(shares):.1%}"))
+    limited = max((limited_share(each) for each in telemetry.values()), default=0.0)
+    if limited > plan.limits.throttled_share:
+        found.append(notice("power_limited", f"{limited:.1%}"))
     return found
 
 

@@ -298,6 +298,11 @@ def _foreign(
     )
 
 
+def limited_share(telemetry: Sequence[Mapping[str, Any]]) -> float:
+    """Return the share of the samples in which a device met its own power limit."""
+    return sum(bool(t.get("power_limited")) for t in telemetry) / max(1, len(telemetry))
+
+
 def _throttle(
     telemetry: Sequence[Mapping[str, Any]], source: str, replicate: int, limits: Limits
 ) -> Iterator[GuardResult]:

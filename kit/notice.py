@@ -22,6 +22,12 @@ _SET: dict[str, tuple[str, str]] = {
         "Other programs used up to {seen} of the server's CPUs; run on a quieter machine.",
         "其他程序占用了服务端 CPU 的 {seen}；请在更空闲的机器上运行。",
     ),
+    "power_limited": (
+        "A device met its own power limit in up to {seen} of a window's samples and lowered its "
+        "clocks: lock them for both arms to tell a format from a cooler chip.",
+        "设备在某个窗口中至多 {seen} 的样本达到自身功率上限并降频："
+        "两臂锁定同一时钟，才能排除芯片功耗差异。",
+    ),
     "user_stamps": (
         "Receive times were not all stamped by the kernel, so a late client may show in them.",
         "接收时间并非全部由内核打戳，客户端延迟可能混入其中。",

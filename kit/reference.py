@@ -32,6 +32,7 @@ OF_ANALYSIS = frozenset(
         "null_measures",
         "pair_incomplete",
         "pairs_set_aside",
+        "power_limited",
         "shared_device",
         "stopped_early",
         "user_stamps",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,11 @@ SLOWED = frozenset(
         "hw_power_brake_slowdown",
     }
 )
-"""Reasons that make a window's numbers those of a slower device; idle and set clocks do not."""
+"""Reasons that make a window's numbers those of a slower device; idle and set clocks do not.
+
+`sw_power_cap` only where the limit is below the device's own: a whole device meets its own limit
+under any full load, and what it then does is what it can do.
+"""
 
 MEMORY_WAIT_S = 20.0
 
@@ -37,11 +41,20 @@ _SAMPLED = {
     "sm_mhz": "clock_sm_now_mhz",
     "memory_mhz": "clock_memory_now_mhz",
     "power_w": "power_draw_w",
+    "power_limit_w": "power_limit_enforced_w",
+    "power_limit_default_w": "power_limit_default_w",
     "temperature_c": "temperature_c",
     "utilization_percent": "utilization_percent",
     "memory_used_bytes": "memory_used_bytes",
     "reasons": "throttle_reasons",
 }
+
+
+def _slowed(device: Mapping[str, Any]) -> set[str]:
+    """Return a device's reasons that count: not that it met the power limit it was made with."""
+    limit, own = device["power_limit_w"], device["power_limit_default_w"]
+    is_own = limit is not None and own is not None and limit >= own
+    return set(device["reasons"]) & (SLOWED - {"sw_power_cap"} if is_own else SLOWED)
 
 
 class Devices:
@@ -62,20 +75,26 @@ class Devices:
             self._nvml.nvmlShutdown()
 
     def sample(self) -> dict[str, Any]:
-        """Return a telemetry line's part: `devices`, `throttled`, and what asking took.
+        """Return a telemetry line's part: `devices` and what asking took; of all of them together
 
-        `throttled` is the reasons as one string, false when there is none, null when a device
-        does not tell.
+        `throttled`, the reasons as one string, false when there is none, and `power_limited`,
+        whether one met its own power limit; null when a device does not tell.
         """
         begin = time.monotonic()
         told = [self._sample(index) for index in self._indices]
-        reasons = [device["reasons"] for device in told]
         throttled: str | bool | None = None
-        if all(each is not None for each in reasons):
-            slowed = sorted({name for each in reasons for name in each} & SLOWED)
-            throttled = ", ".join(slowed) or False
+        limited: bool | None = None
+        if all(device["reasons"] is not None for device in told):
+            slowed = {name for device in told for name in _slowed(device)}
+            throttled = ", ".join(sorted(slowed)) or False
+            limited = any("sw_power_cap" in set(d["reasons"]) - _slowed(d) for d in told)
         took_s = round(time.monotonic() - begin, 6)
-        return {"devices": told, "throttled": throttled, "devices_took_s": took_s}
+        return {
+            "devices": told,
+            "throttled": throttled,
+            "power_limited": limited,
+            "devices_took_s": took_s,
+        }
 
     def _sample(self, index: int) -> dict[str, Any]:
         values = {name: self._read(index, field) for name, field in _SAMPLED.items()}

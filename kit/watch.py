@@ -140,7 +140,8 @@ class Telemetry:
 
     Each line: `t_s` (monotonic), `cpuset` (CPU numbers of the server), `busy_s` (time these CPUs
     were busy, stolen time included), `ours_s` (CPU time of the run's containers on them),
-    `load_1m`, and for GPUs `devices` and `throttled` (a reason, false, or null when unknown).
+    `load_1m`, and for GPUs `devices`, `throttled` (a reason, false, or null when unknown) and
+    `power_limited`.
     """
 
     def __init__(

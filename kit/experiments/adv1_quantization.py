@@ -302,8 +302,7 @@ EXPERIMENT = Experiment(
         "enable-prefix-caching": False,
         "kv-cache-dtype": "auto",
         "max-model-len": 2048,
-        # small steps: where prompts fill them, the card meets its power limit and slows down
-        "max-num-batched-tokens": 1024,
+        "max-num-batched-tokens": 8192,
         "max-num-seqs": SATURATED,
     },
     # ranking log probabilities is compiled on first use, which images without a compiler cannot

@@ -133,7 +133,7 @@ def test_every_session_of_the_menu_has_a_sentence() -> None:
 
 
 def test_fit_tells_from_which_length_moving_kv_is_faster() -> None:
-    """12,288 bytes a token (24 layers, 2 x 2 heads of 64, 2 bytes) against 5,000 tok/s of prefill."""
+    """A token has 12,288 bytes: K and V, 24 layers, 2 heads of 64, 2 bytes each."""
     words = ("fit", "qwen2.5-0.5b", "2", "--json", "--latency-ms", "10")
     told = json.loads(kit(*words, "--prefill-tok-per-s", "5000").stdout)
     from_tokens = told["transfer_pays_from_tokens"]["TCP 10 Gbit/s"]

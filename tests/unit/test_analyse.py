@@ -65,6 +65,17 @@ def test_a_missing_pair_is_noticed_and_not_counted() -> None:
     assert "pair_incomplete" in [n.code for n in found.notices]
 
 
+def test_a_device_at_its_own_power_limit_is_a_warning_and_no_fault() -> None:
+    run = drawn(0.30)
+    for line in run.telemetry[3][:2]:
+        line["power_limited"] = True
+    found = concluded(run)
+    assert found.verdict.word == "supported"
+    (told,) = [n for n in found.notices if n.code == "power_limited"]
+    assert f"{2 / len(run.telemetry[3]):.1%}" in told.text.en
+    assert "power_limited" not in [n.code for n in concluded(drawn(0.30)).notices]
+
+
 # -- confounders -------------------------------------------------------------------------------
 
 

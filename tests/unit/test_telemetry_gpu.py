@@ -10,7 +10,7 @@ import pytest
 from fake_nvml import FakeNvml
 
 from kit import telemetry_gpu
-from kit.guard import Limits, check_replicate, kept_bytes
+from kit.guard import Limits, check_replicate, kept_bytes, limited_share
 from kit.measure import Raw, Window
 from kit.telemetry_gpu import Devices
 
@@ -46,6 +46,8 @@ def test_a_line_tells_clock_power_temperature_load_memory_and_reasons() -> None:
             "sm_mhz": 345,
             "memory_mhz": 345,
             "power_w": 76.543,
+            "power_limit_w": 700.0,
+            "power_limit_default_w": 700.0,
             "temperature_c": 31,
             "utilization_percent": 7,
             "memory_used_bytes": 1_000_000,
@@ -60,7 +62,7 @@ def test_a_line_tells_clock_power_temperature_load_memory_and_reasons() -> None:
     [
         (0x0, False),
         (0x1 | 0x2, False),  # idle, and clocks that somebody set
-        (0x4, "sw_power_cap"),
+        (0x4, False),  # at its own limit
         (0x20 | 0x1, "sw_thermal_slowdown"),
         (0x40 | 0x80, "hw_power_brake_slowdown, hw_thermal_slowdown"),
     ],
@@ -85,13 +87,35 @@ def test_a_device_that_does_not_tell_gives_null_and_never_false(broken: dict[str
 
 
 def test_a_planted_power_cap_makes_the_window_invalid_with_its_reason() -> None:
-    capped = sample(nvmlDeviceGetCurrentClocksEventReasons=0x4)
+    capped = sample(
+        nvmlDeviceGetCurrentClocksEventReasons=0x4, nvmlDeviceGetEnforcedPowerLimit=400_000
+    )
+    assert capped["power_limited"] is False
     free = sample(nvmlDeviceGetCurrentClocksEventReasons=0x1)
     assert guards([free] * 100)["throttled"].ok
     assert guards([free] * 199 + [capped])["throttled"].ok  # 0.5 %
     bad = guards([free] * 9 + [capped])["throttled"]
     assert not bad.ok
     assert "sw_power_cap" in bad.text
+
+
+def test_a_whole_device_at_its_own_power_limit_is_told_and_not_invalid() -> None:
+    full = sample(nvmlDeviceGetCurrentClocksEventReasons=0x4)
+    assert (full["throttled"], full["power_limited"]) == (False, True)
+    free = sample(nvmlDeviceGetCurrentClocksEventReasons=0x1)
+    assert guards([free] + [full] * 3)["throttled"].ok
+    assert limited_share([free] + [full] * 3) == 0.75
+    assert limited_share([]) == 0
+
+
+@pytest.mark.parametrize(
+    "unknown", ["nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementDefaultLimit"]
+)
+def test_a_power_cap_under_an_unknown_limit_counts(unknown: str) -> None:
+    broken = {unknown: pynvml.NVMLError_NotSupported()}
+    assert sample(nvmlDeviceGetCurrentClocksEventReasons=0x4, **broken)["throttled"] == (
+        "sw_power_cap"
+    )
 
 
 def test_memory_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
