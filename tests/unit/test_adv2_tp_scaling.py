@@ -11,7 +11,7 @@ from kit.experiments.adv2_tp_scaling import efficiency
 from kit.measure import Raw, Window
 from kit.model import find_model
 from kit.run import too_little
-from kit.trace import Split, trace_file
+from kit.trace import Split, Trace, trace_file
 from kit.virtual import virtual_plan
 
 NAME = "adv2_tp_scaling"
@@ -92,7 +92,10 @@ PROFILE = apply_variant(EXPERIMENT, NAME, "profile")
 
 
 def traced(**traces: Split | None) -> Raw:
-    names = {trace_file("server", int(rank[-1])): split for rank, split in traces.items()}
+    names = {
+        trace_file("server", int(rank[-1])): Trace(split=split, overlap=None)
+        for rank, split in traces.items()
+    }
     window = Window("r/profile", (), (), {}, traces=names)
     return Raw({**raw(1, 1.0, 2).windows, "profile": window})
 
