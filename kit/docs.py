@@ -10,7 +10,7 @@ from kit.experiment import experiment_docs
 from kit.manifest import load_manifest
 from kit.paths import MANIFESTS, ROOT
 from kit.report import number_text
-from kit.show import summarise
+from kit.show import summary_of
 from kit.store import write_text
 
 
@@ -37,7 +37,8 @@ def results_table() -> str:
 
 
 def _result(path: Path) -> str:
-    manifest, told = load_manifest(path), summarise(path)
+    manifest = load_manifest(path)
+    told = summary_of(manifest, path)
     machine, (baseline, candidate) = told["machine"], told["arms"]
     processor = f"{machine['cpu_cores']} CPU cores"
     where = f"{machine['device0_name'] or processor}, {told['model']['id']}"

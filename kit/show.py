@@ -27,7 +27,11 @@ def summarise(path: Path) -> dict[str, Any]:
 
     `changed_files` are raw files that are not as recorded; null where only a manifest was given.
     """
-    manifest = load(path)
+    return summary_of(load(path), path)
+
+
+def summary_of(manifest: Manifest, path: Path) -> dict[str, Any]:
+    """Return what `summarise` does, of a manifest that was read from there."""
     verdict, effect, failure = manifest.verdict, manifest.effect, manifest.failure
     found = find_explanation("verdict", verdict.word) if verdict else None
     return {
