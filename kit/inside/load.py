@@ -1,7 +1,7 @@
 """The load: sends requests at exact times and notes when every piece of the answers arrived.
 
 Open loop: `at_s` is the intended time, and a late send does not move it. Closed loop: within a
-lane, the intended time is the arrival of the previous answer's last byte.
+lane, the intended time is two milliseconds after the arrival of the previous answer's last byte.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from .spec import Request, WindowSpec
 from .writer import Flown
 
 CONNECT_AHEAD_NS = NS // 4
+# Answers of one engine step end together. By the time the next requests of their lanes are due,
+# all of those answers are read, so that reading one never delays the send of another.
+LANE_PAUSE_NS = NS // 500
 
 
 @dataclass
@@ -140,5 +143,6 @@ class Load:
         following = self._lanes[str(flight.request.lane)].popleft()
         self._flights.add(following)
         answered = flown.reads and flown.error is None and not flown.eof
-        following.intended_ns = flown.reads[-1][0] if answered else self._route.now_ns()
-        self._loop.call_soon(self._on_due, following)
+        ended_ns = flown.reads[-1][0] if answered else self._route.now_ns()
+        following.intended_ns = ended_ns + LANE_PAUSE_NS
+        self._alarm.at(following.intended_ns, lambda: self._on_due(following))
