@@ -7,7 +7,6 @@ hands it over, at the end of a run and at any later time, so both give the same.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from kit.guard import (
     limited_share,
 )
 from kit.manifest import Replicate
-from kit.measure import Measure, Raw, Reading, load_raw
+from kit.measure import Measure, Raw, Reading, load_raw, median_span_s
 from kit.notice import Notice, notice
 from kit.plan import Plan, PlannedArm
 from kit.quality import Compared, check_quality, compare_pairs
@@ -339,12 +338,7 @@ def lag_scale_s(primary: Reading | None, raw: Raw) -> float | None:
     """
     if primary is not None and primary.unit == "s":
         return primary.value
-    spans = [
-        s["done_s"] - s["sent_s"]
-        for s in raw.measured.samples
-        if s.get("done_s") is not None and s.get("sent_s") is not None
-    ]
-    return statistics.median(spans) if spans else None
+    return median_span_s(raw.measured.samples)
 
 
 def check_preconditions(

@@ -35,6 +35,14 @@ class Text(Value):
     zh: str
 
 
+CAPACITY = (
+    "cache_config.num_gpu_blocks",
+    "cache_config.kv_cache_size_tokens",
+    "cache_config.kv_cache_max_concurrency",
+    "cache_config.kv_cache_memory_bytes",
+)
+"""What follows from another number of bytes for a token, or from other memory for the cache."""
+
 QUALITY_PHASE = "quality"
 """The phase whose answers alone are of interest; random weights have none."""
 

@@ -10,7 +10,8 @@ import gzip
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,16 @@ def start_s(sample: Sample) -> float | None:
     key = "sent_s" if sample.get("lane") is not None else "intended_s"
     value = sample.get(key)
     return None if value is None else float(value)
+
+
+def median_span_s(samples: Iterable[Sample]) -> float | None:
+    """Return the median time from the send to the last byte, over the requests that ended."""
+    spans = [
+        s["done_s"] - s["sent_s"]
+        for s in samples
+        if s.get("done_s") is not None and s.get("sent_s") is not None
+    ]
+    return statistics.median(spans) if spans else None
 
 
 def ttft_s(sample: Sample) -> float | None:

@@ -93,14 +93,14 @@ def lost_sample(run: VirtualRun, draw: np.random.Generator, real: bool) -> None:
 
 
 def late_sends(run: VirtualRun, draw: np.random.Generator, real: bool) -> None:
-    """The client sends 5 % of a TTFT late in one arm (the twin: 0.5 %)."""
+    """The client sends 5 % of a TTFT after its schedule in one arm (the twin: 0.5 %)."""
     late_s = TTFT_S * (0.05 if real else 0.005)
     for replicate in run.of("candidate"):
         samples = _samples(run, replicate)
         _set(
             run,
             replicate,
-            samples=tuple({**s, "intended_s": s["sent_s"] - late_s} for s in samples),
+            samples=tuple({**s, "lane": None, "intended_s": s["sent_s"] - late_s} for s in samples),
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from kit.asked import completion, random_ids
 from kit.experiment import (
+    CAPACITY,
     Arm,
     Condition,
     Experiment,
@@ -23,7 +24,7 @@ from kit.experiment import (
     Text,
     Variable,
 )
-from kit.experiments.exp3_fp8_kv import CAPACITY, kv_dtype_is
+from kit.experiments.exp3_fp8_kv import KV_TYPE, kv_dtype_is
 from kit.measure import Comparison, Measure, output_throughput, quantile_of, tpot_s, ttft_s
 from kit.metrics import gauge_of, info_label
 from kit.quality import agreement, perplexity, ratio_between
@@ -252,7 +253,7 @@ def two_by_two_kv(base: Experiment) -> Experiment:
             ),
             baseline=arm("auto", "FP8 weights, KV in bfloat16", "FP8 权重，KV 为 bfloat16"),
             candidate=arm("fp8", "FP8 weights, KV in FP8", "FP8 权重，KV 为 FP8"),
-            consequences=CAPACITY,
+            consequences=KV_TYPE,
         ),
         hypothesis=_hypothesis("FP8").model_copy(
             update={

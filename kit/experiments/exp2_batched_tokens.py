@@ -11,6 +11,7 @@ from typing import Any
 
 from kit.asked import completion, random_ids
 from kit.experiment import (
+    CAPACITY,
     Arm,
     Condition,
     Experiment,
@@ -220,11 +221,7 @@ def _variable(large: int, small: int) -> Variable:
             "scheduler_config.max_num_encoder_input_tokens",
             "scheduler_config.encoder_cache_size",
             "compilation_config.compile_ranges_endpoints",
-            # profiling a smaller step leaves more device memory for the cache
-            "cache_config.num_gpu_blocks",
-            "cache_config.kv_cache_size_tokens",
-            "cache_config.kv_cache_max_concurrency",
-            "cache_config.kv_cache_memory_bytes",
+            *CAPACITY,  # profiling a smaller step leaves more device memory for the cache
         ),
     )
 

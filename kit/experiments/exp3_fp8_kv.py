@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kit.experiment import (
+    CAPACITY,
     Arm,
     Condition,
     Experiment,
@@ -76,14 +77,8 @@ def kv_dtype_is(prefix: str) -> Measure:
     )
 
 
-CAPACITY = (
-    "cache_config.cache_dtype",
-    "cache_config.num_gpu_blocks",
-    "cache_config.kv_cache_size_tokens",
-    "cache_config.kv_cache_max_concurrency",
-    "cache_config.kv_cache_memory_bytes",
-)
-"""What follows from another number of bytes for a token, or from other memory for the cache."""
+KV_TYPE = ("cache_config.cache_dtype", *CAPACITY)
+"""What follows from another KV type."""
 
 
 def _dtype_variable(dtype: str) -> Variable:
@@ -100,7 +95,7 @@ def _dtype_variable(dtype: str) -> Variable:
             label=Text(en=f"KV in {dtype}", zh=f"KV 为 {dtype}"),
             flags={"kv-cache-dtype": dtype},
         ),
-        consequences=CAPACITY,
+        consequences=KV_TYPE,
     )
 
 

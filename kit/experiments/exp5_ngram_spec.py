@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from kit.experiment import (
+    CAPACITY,
     Arm,
     Condition,
     Experiment,
@@ -165,8 +166,12 @@ def _variable(method: str, config: dict[str, Any]) -> Variable:
             label=Text(en=f"{method}, {WIDTH} tokens ahead", zh=f"{method}，预测 {WIDTH} 个 token"),
             flags={"speculative-config": words},
         ),
-        # a limit of its own on the scheduled tokens; it resolves to the budget that both arms have
-        consequences=("speculative_config", "scheduler_config.max_num_scheduled_tokens"),
+        consequences=(
+            "speculative_config",
+            # a limit of its own, which resolves to the budget that both arms have
+            "scheduler_config.max_num_scheduled_tokens",
+            *CAPACITY,  # drafting takes device memory of its own
+        ),
     )
 
 
