@@ -113,6 +113,12 @@ def explain(session: nox.Session) -> None:
 
 
 @nox.session
+def resume(session: nox.Session) -> None:
+    """Go on with an interrupted run after its last whole replicate: resume -- RUNDIR."""
+    kit(session, "resume", *session.posargs)
+
+
+@nox.session
 def reproduce(session: nox.Session) -> None:
     """Run a recorded run again, exactly, and say whether it came back: reproduce -- FILE."""
     kit(session, "reproduce", *session.posargs)

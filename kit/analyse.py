@@ -6,13 +6,11 @@ hands it over, at the end of a run and at any later time, so both give the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.errors import BadFile
 from kit.experiment import Condition, Experiment, Precondition, find_refusal
 from kit.guard import (
     GuardResult,
@@ -26,6 +24,7 @@ from kit.measure import Measure, Raw, Reading, load_raw, median_span_s
 from kit.notice import Notice, notice
 from kit.plan import Plan, PlannedArm
 from kit.quality import Compared, check_quality, compare_pairs
+from kit.raw_lines import REQUEST, TELEMETRY, read_lines
 from kit.verdict import (
     Effect,
     Pair,
@@ -77,8 +76,15 @@ def analyse(
     Raises `BadFile` naming the first file that is missing or cannot be read.
     """
     raws, telemetry = load_raws(run, plan, replicates)
-    requests = {p.name: _json_lines(run / "workload" / f"{p.name}.jsonl") for p in plan.phases}
+    requests = requests_of(run, plan)
     return conclude(plan, experiment, replicates, raws, requests, telemetry, unsupported)
+
+
+def requests_of(run: Path, plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """Return the lines of each phase's load file."""
+    return {
+        p.name: list(read_lines(run / "workload" / f"{p.name}.jsonl", REQUEST)) for p in plan.phases
+    }
 
 
 def load_raws(
@@ -88,7 +94,9 @@ def load_raws(
     phases = [p.name for p in plan.phases]
     whole = [r for r in replicates if r.status == "complete"]
     raws = {r.replicate: load_raw(run, r.folder, phases) for r in whole}
-    telemetry = {r.replicate: _json_lines(run / r.folder / "telemetry.jsonl") for r in whole}
+    telemetry = {
+        r.replicate: list(read_lines(run / r.folder / "telemetry.jsonl", TELEMETRY)) for r in whole
+    }
     return raws, telemetry
 
 
@@ -197,6 +205,8 @@ def answered(
     run: Path, plan: Plan, experiment: Experiment, replicates: Sequence[Replicate]
 ) -> bool:
     """Tell whether a run may end now, from its files: by its rule, or as nothing can come of it."""
+    if not replicates:
+        return False
     if plan.offered and _shows_unoffered(run, plan, experiment, replicates[-1:]):
         return True
     if len(replicates) % 2 or (plan.stopping is None and not plan.spare_pairs):
@@ -206,7 +216,7 @@ def answered(
     raws, telemetry = load_raws(run, plan, replicates)
     if plan.stopping is not None:
         return has_answer(plan, experiment, replicates, raws)
-    requests = {p.name: _json_lines(run / "workload" / f"{p.name}.jsonl") for p in plan.phases}
+    requests = requests_of(run, plan)
     return is_enough(plan, experiment, replicates, raws, requests, telemetry)
 
 
@@ -517,10 +527,3 @@ def _notices(
     if limited > plan.limits.throttled_share:
         found.append(notice("power_limited", f"{limited:.1%}"))
     return found
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise BadFile(f"{path.name} in {path.parent.name}: {error}") from None

@@ -22,6 +22,7 @@ from kit.cli_report import add_report_commands
 from kit.cli_share import add_share_commands
 from kit.errors import Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
+from kit.manifest import Manifest
 from kit.paths import MANIFESTS, RUNS
 from kit.prepare import Options
 from kit.sequential import Stopping
@@ -155,11 +156,27 @@ def compare_versions_command(
     _carry_out(name, options, as_json=as_json)
 
 
+@app.command("resume")
+def resume_command(
+    run: Annotated[Path, typer.Argument(help="The folder of a run that was interrupted.")],
+    as_json: Json = False,
+) -> None:
+    """Go on with an interrupted run after its last whole replicate, if nothing has changed."""
+    from kit.resume import resume_run
+
+    folder = run.expanduser().resolve()
+    _end(resume_run(folder, console.say), folder, as_json=as_json)
+
+
 def _carry_out(name: str, options: Options, *, as_json: bool) -> None:
-    """Run, say the verdict, and leave with its exit code."""
     from kit.run import run_experiment
 
     manifest, folder = run_experiment(name, options, console.say)
+    _end(manifest, folder, as_json=as_json)
+
+
+def _end(manifest: Manifest, folder: Path, *, as_json: bool) -> None:
+    """Say the verdict, and leave with its exit code."""
     verdict, effect = manifest.verdict, manifest.effect
     assert verdict is not None
     console.say(f"verdict: {verdict.word}: {verdict.reason}")
@@ -411,10 +428,11 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except typer.Exit as done:
         return done.exit_code
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the last resort: never a bare traceback
         usage = _usage(error)
         if usage is None:
-            raise
+            console.show_fault(error)
+            return 1
         console.show_error(usage)
         return usage.exit_code
     return result if isinstance(result, int) else 0

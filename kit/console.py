@@ -1,4 +1,8 @@
-"""Everything a person sees. Progress and errors go to stderr; stdout carries only data."""
+"""Everything a person sees. Progress and errors go to stderr; stdout carries only data.
+
+What goes to stderr may quote logs and other programs, so the secrets of the caller's environment
+are masked in it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import json
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kit.errors import KitError
+from kit.secret import masked
 
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 _out = Console(highlight=False)
@@ -21,21 +27,29 @@ _out = Console(highlight=False)
 
 def say(text: str) -> None:
     """Print one line of progress."""
-    _err.print(Text(text))
+    _err.print(Text(masked(text)))
 
 
 def warn(text: str) -> None:
     """Print one line that the person should read but that stops nothing."""
-    _err.print(Text("warning: ", style="yellow") + Text(text))
+    _err.print(Text("warning: ", style="yellow") + Text(masked(text)))
 
 
 def show_error(error: KitError) -> None:
     """Print an error: detail first, so that the line and its next step stand last."""
     if error.detail:
-        _err.print(Text(error.detail.rstrip(), style="dim"))
-    _err.print(Text("error: ", style="bold red") + Text(error.message))
+        _err.print(Text(masked(error.detail.rstrip()), style="dim"))
+    _err.print(Text("error: ", style="bold red") + Text(masked(error.message)))
     if error.hint:
-        _err.print(Text("  next: ") + Text(error.hint))
+        _err.print(Text("  next: ") + Text(masked(error.hint)))
+
+
+def show_fault(error: BaseException) -> None:
+    """Print what the kit itself did not foresee: where it happened, and where to tell it."""
+    lines = "".join(traceback.format_exception(error)).rstrip()
+    _err.print(Text(masked(lines), style="dim"))
+    _err.print(Text("error: ", style="bold red") + Text("a fault of the kit itself"))
+    _err.print(Text("  next: ") + Text("open an issue with the lines above"))
 
 
 @contextlib.contextmanager

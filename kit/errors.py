@@ -49,18 +49,27 @@ from __future__ import annotations
 
 import signal
 
+MESSAGE_CHARACTERS = 1_000
+
+
+def printable(text: str, at_most: int) -> str:
+    """Return a text as an error may show it: printable, on one line, not too long."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:at_most])
+    return shown + ("…" if len(text) > at_most else "")
+
 
 class KitError(Exception):
     """Base of all errors that are shown as one line with a next step.
 
     `hint` is the next step; `detail` holds log lines or a difference, shown below the line.
+    Messages quote what is in files of others, so whatever they hold is made printable and short.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = printable(message, MESSAGE_CHARACTERS)
+        super().__init__(self.message)
         self.hint = hint
         self.detail = detail
 
@@ -231,6 +240,12 @@ class ServicesClash(KitError):
     """Two services of a topology claim the same port, device or side channel."""
 
     exit_code = 54
+
+
+class EnvironmentChanged(KitError):
+    """The machine, the kit or an input is not what it was when the run began."""
+
+    exit_code = 55
 
 
 class ServerDied(KitError):

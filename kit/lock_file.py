@@ -172,6 +172,8 @@ def _read(cls: type[L], path: Path) -> L:
         raw = json.loads(read_text(path, shown=shown))
     except json.JSONDecodeError as error:
         raise BadFile(f"{shown}: line {error.lineno}: {error.msg}", hint="restore it") from None
+    except (ValueError, RecursionError) as error:
+        raise BadFile(f"{shown}: not JSON: {error}", hint="restore it") from None
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise BadFile(f"{shown}: written by a newer kit (schema {version})", hint="update the kit")

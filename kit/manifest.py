@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from kit.errors import BadFile
 from kit.fact import Fact
 from kit.guard import GuardResult
@@ -20,7 +22,7 @@ from kit.measure import Reading
 from kit.notice import Notice
 from kit.plan import Plan, Role
 from kit.quality import Compared
-from kit.value import Value, load_json, one_line, parse_value
+from kit.value import Value, is_empty, load_json, one_line, parse_value
 from kit.verdict import Effect, Verdict
 
 VERSION = "1.1"
@@ -109,6 +111,17 @@ class Original(Value):
     accepted: tuple[str, ...]
 
 
+class Resumed(Value):
+    """One time that an interrupted run went on: when, after how many whole replicates.
+
+    `ended` says what had ended it; null where that left no word (killed, power lost).
+    """
+
+    resumed_utc: str
+    after: int
+    ended: str | None
+
+
 class Manifest(Value):
     """One run, whole.
 
@@ -138,6 +151,7 @@ class Manifest(Value):
     notices: tuple[Notice, ...]
     cost: Cost | None
     failure: Failure | None
+    resumed: tuple[Resumed, ...] = Field(default=(), exclude_if=is_empty)
     files: dict[str, RawFile]
 
     @property

@@ -6,9 +6,7 @@ counter that is absent or went backwards, a stream without token times.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,9 +16,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kit.errors import BadFile
+from kit.errors import BadFile, NotFound
+from kit.raw_lines import LOAD, SAMPLE, SCRAPE, check, read_lines
 from kit.trace import Trace, read_trace
-from kit.value import Value
+from kit.value import Value, load_json
 
 Sample = Mapping[str, Any]
 """One line of samples.jsonl: what one request did. Times are seconds from the window's start."""
@@ -205,9 +204,9 @@ def load_window(run: Path, folder: str, only: Sequence[str] = ()) -> Window:
     """
     return Window(
         folder=folder,
-        samples=tuple(_json_lines(run / folder / "samples.jsonl")),
+        samples=tuple(read_lines(run / folder / "samples.jsonl", SAMPLE)),
         scrapes=tuple(_scrapes(run / folder / "metrics.jsonl.gz", only)),
-        load=_json(run / folder / "load.json"),
+        load=check(_json(run / folder / "load.json"), LOAD, f"load.json in {folder}"),
         legs={
             _leg(path, "metrics-"): tuple(_scrapes(path, only))
             for path in sorted((run / folder).glob("metrics-*.jsonl.gz"))
@@ -225,44 +224,25 @@ def _leg(path: Path, prefix: str) -> str:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadFile(f"{path.name} in {path.parent}: {error}") from None
-    if not isinstance(value, dict):
-        raise BadFile(f"{path.name} in {path.parent}: not an object")
-    return value
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    number = 0
-    try:
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):  # noqa: B007
-            yield json.loads(line, parse_constant=_refuse)
-    except FileNotFoundError:
-        raise BadFile(f"{path.name} in {path.parent} is not there") from None
-    except ValueError as error:
-        raise BadFile(f"{path.name} in {path.parent}, line {number}: {error}") from None
-
-
-def _refuse(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
+        return load_json(path)
+    except NotFound as error:
+        raise BadFile(error.message) from None
 
 
 def _scrapes(path: Path, only: Sequence[str] = ()) -> Iterator[Scrape]:
     if not path.exists():
         return
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                one = json.loads(line)
-                if one.get("status") == 200:
-                    text = one["text"]
-                    if only:
-                        chosen = tuple(only)
-                        text = "".join(x for x in text.splitlines(True) if x.startswith(chosen))
-                    yield Scrape(t_s=one["t_s"], values=parse_metrics(text))
-    except (EOFError, OSError, ValueError, KeyError) as error:
-        raise BadFile(f"{path.name} in {path.parent}: {error}") from None
+    chosen = tuple(only)
+    for one in read_lines(path, SCRAPE):
+        if one.get("status") != 200:
+            continue
+        text = one.get("text") or ""
+        if chosen:
+            text = "".join(x for x in text.splitlines(True) if x.startswith(chosen))
+        try:
+            yield Scrape(t_s=one["t_s"], values=parse_metrics(text))
+        except ValueError as error:
+            raise BadFile(f"{path.name} in {path.parent}, at {one['t_s']} s: {error}") from None
 
 
 def parse_metrics(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

@@ -79,6 +79,10 @@ _SET: dict[str, tuple[str, str]] = {
         "Image {seen} carries no vLLM commit: its version is declared by the release.",
         "镜像 {seen} 不含 vLLM 提交号：版本以发布声明为准。",
     ),
+    "resumed": (
+        "The run was interrupted and went on later on the same machine, after {seen} replicates.",
+        "本次运行曾中断，之后在同一台机器上从第 {seen} 个重复之后继续。",
+    ),
     "dirty_kit": (
         "The kit's checkout had uncommitted changes; their hash is in the manifest.",
         "kit 的检出含未提交改动；其哈希已写入清单。",

@@ -30,6 +30,7 @@ from kit.plan import Plan, PlannedPhase, Slot
 from kit.platform import Share, parse_cpus
 from kit.profiler import profiled
 from kit.ready import check_alive, check_serving, service_container, wait_healthy
+from kit.secret import masked
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.telemetry_gpu import EVERY_S, Devices
 from kit.topology import PORT, Topology
@@ -168,10 +169,8 @@ def _save_logs(bench: Bench, stack: Stack, out: Path) -> None:
             },
         ):
             with contextlib.suppress(docker.errors.APIError):
-                write_text(
-                    out / "logs" / f"{service}.log",
-                    container.logs(timestamps=True).decode("utf-8", "replace"),
-                )
+                text = container.logs(timestamps=True).decode("utf-8", "replace")
+                write_text(out / "logs" / f"{service}.log", masked(text))
 
 
 def _start(bench: Bench, stack: Stack) -> dict[str, Any]:

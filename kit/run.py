@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from kit.plan import Plan
 from kit.platform import find_platform
 from kit.prepare import Options, Prepared, choose, prepare
 from kit.replicate import Bench, measure_slot
-from kit.secret import find_private
+from kit.secret import find_private, masked
 from kit.value import load_json
 from kit.verdict import MIN_PAIRS
 
@@ -60,14 +60,20 @@ class Record:
 
     manifest: Manifest
     folder: Path
-    _begin: float = field(default_factory=time.monotonic)
+    _written: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether the folder was removed: what still runs may have made parts of it anew."""
+        return self._written and not (self.folder / "manifest.json").is_file()
 
     def update(self, **changes: object) -> None:
         """Set fields and write the manifest; a run folder that is gone is an error."""
-        if not self.folder.is_dir():
+        if self.lost:
             raise RunFolderLost("the run folder was removed during the run", hint="run it again")
         self.manifest = self.manifest.model_copy(update=changes)
         store.write_text(self.folder / "manifest.json", manifest_json(self.manifest))
+        self._written = True
 
     def finish(self, status: Status, **changes: object) -> None:
         """Hash all files and set the final status; a full disk gives the reserved space back."""
@@ -84,7 +90,7 @@ def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Pat
     """Run an experiment to its verdict; return the manifest and the run's folder.
 
     Raises a `KitError` or `Interrupted`; when replicates had begun, the manifest then says
-    `failed` or `interrupted`, and no container, network or volume is left.
+    `failed` or `interrupted`, no container, network or volume is left, and `resume` can go on.
     """
     experiment = choose(name, options)
     check_out(options.out)
@@ -101,6 +107,7 @@ def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
     for left in owner.sweep(client):
         names = ", ".join(left.removed) or "nothing"
         say(f"run {left.run_id} had died; its manifest now says interrupted; removed: {names}")
+        say(f"  `nox -s resume -- {left.folder}` goes on with it")
 
 
 def check_out(out: Path) -> None:
@@ -142,10 +149,35 @@ def carry_out(
             found = facts.collect(place)
             store.write_json(folder / FACTS, [f.model_dump(mode="json") for f in found])
             record.update(facts=tuple(found))
-            unsupported = _measure_all(client, record, experiment, prepared, say)
-            _conclude(record, experiment, prepared, unsupported)
-    say(f"report: {folder / 'report.en.html'}")
+            _measure_and_conclude(client, record, experiment, prepared, say)
     return record.manifest, folder
+
+
+def carry_on(
+    client: docker.DockerClient,
+    record: Record,
+    experiment: Experiment,
+    prepared: Prepared,
+    say: Say,
+) -> Manifest:
+    """Carry out what a claimed run's plan still asks for, after its whole replicates."""
+    with _finishing(record, say):
+        store.reserve(record.folder)
+        record.update(status="running", finished_utc=None, failure=None, files={})
+        _measure_and_conclude(client, record, experiment, prepared, say)
+    return record.manifest
+
+
+def _measure_and_conclude(
+    client: docker.DockerClient,
+    record: Record,
+    experiment: Experiment,
+    prepared: Prepared,
+    say: Say,
+) -> None:
+    unsupported = _measure_all(client, record, experiment, prepared, say)
+    _conclude(record, experiment, prepared, unsupported)
+    say(f"report: {record.folder / 'report.en.html'}")
 
 
 def _lay_out(record: Record, prepared: Prepared) -> None:
@@ -212,17 +244,27 @@ def _finishing(record: Record, say: Say) -> Iterator[None]:
     try:
         yield
     except KitError as error:
+        if record.lost and not isinstance(error, RunFolderLost):
+            record.update()  # which says so, whatever came of it
         failure = Failure(
-            error=type(error).__name__, exit_code=error.exit_code, message=error.message
+            error=type(error).__name__, exit_code=error.exit_code, message=masked(error.message)
         )
         with contextlib.suppress(KitError), owner.shielded(say):
             record.finish("failed", failure=failure)
+            _say_how_to_go_on(record, say)
         raise
     except Interrupted as stop:
         failure = Failure(error=str(stop), exit_code=stop.exit_code, message="stopped by a signal")
         with contextlib.suppress(KitError), owner.shielded(say):
             record.finish("interrupted", failure=failure)
+            _say_how_to_go_on(record, say)
         raise
+
+
+def _say_how_to_go_on(record: Record, say: Say) -> None:
+    whole = len(record.manifest.replicates)
+    if whole and record.manifest.reproduces is None:
+        say(f"replicates that are whole: {whole}; `nox -s resume -- {record.folder}` goes on")
 
 
 def _measure_all(
@@ -258,10 +300,13 @@ def _measure_all(
         client_cpuset=platform.client_cpuset,
         say=say,
     )
-    begin = time.monotonic()
-    for slot in plan.slots:
+    begin, first = time.monotonic(), len(record.manifest.replicates)
+    for slot in plan.slots[first:]:
+        if answered(record.folder, plan, experiment, record.manifest.replicates):
+            say("  no further pair is needed")
+            break
         arm = plan.arm(slot.role)
-        rest = _rest(begin, slot.replicate, len(plan.slots))
+        rest = _rest(begin, slot.replicate - first, len(plan.slots) - first)
         say(f"> replicate {slot.replicate + 1} of {len(plan.slots)}: {arm.name}{rest}")
         try:
             done = measure_slot(bench, slot)
@@ -273,9 +318,6 @@ def _measure_all(
             return words
         say(f"  done in {done.wall_s:.0f} s: replicate {slot.replicate + 1}")
         record.update(replicates=(*record.manifest.replicates, done))
-        if answered(record.folder, plan, experiment, record.manifest.replicates):
-            say("  no further pair is needed")
-            break
     return None
 
 
@@ -318,6 +360,8 @@ def _conclude(
         for i in prepared.images.values()
         if i.state != "verified"
     ]
+    if manifest.resumed:
+        notices.append(notice("resumed", ", ".join(str(r.after) for r in manifest.resumed)))
     if manifest.kit.dirty:
         notices.append(notice("dirty_kit", ""))
     if cost and cost.ratio > 1.10:

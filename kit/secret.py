@@ -31,6 +31,7 @@ _FORMS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {MASK}"),
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),  # a Hugging Face token
 )
+_PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 _HOME_PATH = re.compile(r"(?<![\w./-])/(?:(?:home|Users)/[^/\s\"']+|root(?![\w.-]))")
 _ORDINARY_NAMES = frozenset((  # they tell nobody apart, and stand in texts that mean no machine
     "admin", "debian", "docker", "host", "localhost", "nobody", "root", "server", "ubuntu", "user",
@@ -69,12 +70,10 @@ def mask_text(text: str) -> str:
 
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the values of all variables that may hold a secret, for `mask_known`."""
-    return frozenset(
-        value
-        for name, value in environment.items()
-        if len(value) >= _SHORTEST_SECRET and is_secret_variable(name, value)
-    )
+    """Return what variables hold that may be secret, by name or as an address's password."""
+    found = {value for name, value in environment.items() if is_secret_variable(name, value)}
+    found |= {match[1] for value in environment.values() for match in _PASSWORD.finditer(value)}
+    return frozenset(value for value in found if len(value) >= _SHORTEST_SECRET)
 
 
 def mask_known(text: str, secrets: Iterable[str]) -> str:
@@ -82,6 +81,11 @@ def mask_known(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return mask_text(text)
+
+
+def masked(text: str) -> str:
+    """Mask in a text what is secret in this process's own surroundings, and what looks secret."""
+    return mask_known(text, secret_values(os.environ))
 
 
 def private_names() -> frozenset[str]:

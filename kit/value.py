@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kit.errors import BadFile, NotFound
+from kit.errors import BadFile, NotFound, printable
 
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 64
@@ -48,9 +48,7 @@ def explain(error: ValidationError) -> str:
 
 def one_line(text: str) -> str:
     """Return a text from a file as an error may show it: printable, on one line, not too long."""
-    shown = text[:_SHOWN_CHARACTERS]
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
-    return shown + ("…" if len(text) > _SHOWN_CHARACTERS else "")
+    return printable(text, _SHOWN_CHARACTERS)
 
 
 def parse_value(cls: type[V], raw: Any, source: str, *, strict: bool = False) -> V:
@@ -164,5 +162,5 @@ def load_yaml(path: Path, *, shown: str | None = None) -> Any:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown place"
         raise BadFile(f"{name}: {where}: {error.problem}", hint="correct the YAML") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, and so on
         raise BadFile(f"{name}: {error}", hint="correct the YAML") from None

@@ -49,7 +49,7 @@ class EventLines:
     """Splits a byte stream, in any pieces, into the data of its server-sent events."""
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail: list[bytes] = []  # of a line that has not ended; joined once, when it has
         self._data: list[bytes] = []
         self._after_cr = False
 
@@ -63,8 +63,11 @@ class EventLines:
         self._after_cr = piece.endswith(b"\r")
         if b"\r" in piece:
             piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = (self._tail + piece).split(b"\n")
-        self._tail = lines.pop()
+        if b"\n" not in piece:
+            self._tail.append(piece)
+            return []
+        lines = b"".join((*self._tail, piece)).split(b"\n")
+        self._tail = [lines.pop()]
         events = []
         for line in lines:
             if not line:

@@ -42,13 +42,20 @@ def capability_names(mask_hex: str) -> list[str]:
 
 
 def parse_mountinfo(text: str) -> list[dict[str, Any]]:
-    """Parse mountinfo into target, type and read-only flag; sources on the host are left out."""
+    """Parse mountinfo into target, type and read-only flag; sources on the host are left out.
+
+    Raises `ValueError` for a line that is none of the kernel's.
+    """
     mounts = []
     for line in text.splitlines():
         own, _, behind = line.partition(" - ")
-        target = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), own.split()[4])
-        read_only = "ro" in own.split()[5].split(",")
-        mounts.append({"target": target, "type": behind.split()[0], "read_only": read_only})
+        fields, kind = own.split(), behind.split()[:1]
+        if len(fields) < 6 or not kind:
+            raise ValueError(f"no line of mountinfo: {line[:80]!r}")
+        target = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        mounts.append(
+            {"target": target, "type": kind[0], "read_only": "ro" in fields[5].split(",")}
+        )
     return mounts
 
 

@@ -17,6 +17,7 @@ _SPEC_KEYS = frozenset(
     }
 )
 _REQUEST_KEYS = frozenset(("id", "path", "body", "tags", "at_s", "lane", "start_s"))
+_TEXT = 500  # characters of a refusal
 _LARGEST = 1e9  # seconds: a number beyond it is a mistake
 _ID = re.compile(r"[!-~]{1,200}")  # it travels as an HTTP header
 _PATH = re.compile(r"/[!-~]*")
@@ -26,6 +27,10 @@ _ADDRESS = re.compile(r"[!-~]+:[0-9]{1,5}")
 
 class BadSpec(Exception):
     """The spec or the requests file cannot be used; the text names file and place."""
+
+    def __init__(self, text: str) -> None:
+        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:_TEXT])
+        super().__init__(shown + ("…" if len(text) > _TEXT else ""))
 
 
 @dataclass(frozen=True)

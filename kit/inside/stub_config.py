@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .spec import BadSpec
 
-class BadStub(Exception):
+
+class BadStub(BadSpec):
     """The stub's configuration cannot be used."""
 
 

@@ -88,3 +88,14 @@ def objects_of_runs(client: docker.DockerClient, out: Path) -> list[str]:
         left = owner.objects_of(client, load_manifest(path).run_id)
         names += [one.name for each in left.values() for one in each]
     return sorted(names)
+
+
+def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:
+    """Wait until a file below a folder appears; return it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = next(path.rglob(pattern), None)
+        if found is not None:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{pattern} never appeared")

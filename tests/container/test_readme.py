@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -25,9 +26,9 @@ TESTED_ELSEWHERE = {
 }
 
 
-def commands() -> list[str]:
-    """Return the lines of README's code blocks."""
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+def commands(page: str = "README.md") -> list[str]:
+    """Return the lines of a page's code blocks."""
+    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
@@ -114,3 +115,26 @@ def test_tables_of_the_menu(built: Ran, session: str) -> None:
     ran = run_nox("-s", session)
     assert ran.code == 0, ran.stderr
     assert len(ran.stdout.splitlines()) >= 2
+
+
+def test_the_tutorial_step_by_step(built: Ran) -> None:
+    """Each line as typed, with our nox; the reproduction itself is in test_reproduce."""
+    lines = commands("docs/tutorial.md")
+    assert len(lines) == 7
+    folder = ROOT / "runs" / "tutorial"
+    shutil.rmtree(folder, ignore_errors=True)
+    said = {}
+    try:
+        for line in lines:
+            program, *words = line.split()
+            assert program == ".venv/bin/nox"
+            if not line.endswith("--quick"):
+                ran = run_nox(*words)
+                assert ran.code == 0, ran.stderr
+                said[line] = ran.stdout + ran.stderr
+        assert (folder / "report.en.html").is_file()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert "supported: the data show a decrease" in said[lines[0]]
+    assert "equal to the manifest" in said[lines[3]]
+    assert "NOT equal" not in said[lines[3]]

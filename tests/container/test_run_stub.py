@@ -7,13 +7,12 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
 import pytest
-from commands import kit_words, objects_of_runs, only_manifest, quietly, run_kit
+from commands import kit_words, objects_of_runs, only_manifest, quietly, run_kit, wait_for
 
 from kit.errors import DiskFull, ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
@@ -137,16 +136,6 @@ def test_each_rank_s_trace_is_kept_after_the_measured_phase(
     assert values["rank1_communication_share"] == pytest.approx(0.2, abs=1e-6)
 
 
-def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        found = next(path.rglob(pattern), None)
-        if found is not None:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"{pattern} never appeared")
-
-
 STAGES = {
     "plan": "plan.json",
     "starting": "00-*/compose.json",
@@ -206,6 +195,42 @@ def test_killed_run_is_swept_by_the_next_and_nothing_else_is(
         witness.reload()
     finally:
         witness.remove()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT], ids=["KILL", "INT"])
+def test_an_interrupted_run_goes_on_after_its_last_whole_replicate(
+    tmp_path: Path, stub_file: Callable[..., str], signum: signal.Signals
+) -> None:
+    runs, again = tmp_path / "runs", ("--json",)
+    child = subprocess.Popen(
+        kit_words(*RUN, "--quick", "--out", str(runs), "--stub", stub_file(**CACHED)),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(runs, STAGES["second replicate"])
+    child.send_signal(signum)
+    _, stderr = child.communicate(timeout=90)
+    halted, run = only_manifest(runs)
+    if signum == signal.SIGINT:
+        assert f"`nox -s resume -- {run}` goes on" in stderr
+    first = {p: p.stat().st_mtime_ns for p in (run / "replicates").glob("00-*/**/*")}
+    ran = run_kit("resume", str(run), *again)
+    assert ran.code in (0, 4), ran.stderr  # 4: other load of the machine
+    whole, _ = only_manifest(runs)
+    assert whole.status == "complete"
+    assert whole.run_id == halted.run_id
+    assert [r.after for r in whole.resumed] == [1]
+    assert "resumed" in [n.code for n in whole.notices]
+    assert whole.replicates[0].facts == halted.replicates[0].facts
+    assert {p: p.stat().st_mtime_ns for p in first} == first
+    assert [r.status for r in whole.replicates] == ["complete"] * 2
+    assert list((run / "interrupted" / "1").glob("01-*/events.jsonl"))
+    assert run_kit("analyse", str(run)).code == 0
+    refused = run_kit("resume", str(run), *again)
+    assert refused.code == 2
+    assert "the run is complete" in refused.stderr
 
 
 def test_arguments_arrive_byte_for_byte_whatever_surrounds_them(

@@ -21,8 +21,8 @@ from kit.paths import MANIFESTS
 from kit.plan import PlannedModel
 from kit.reference import unpack_reference
 
-REFERENCE = next((MANIFESTS / "exp1_prefix_cache").glob("*.json"))
 IMAGE = "v0.32.0-cpu"
+REFERENCE = MANIFESTS / "exp1_prefix_cache" / "host-v0.26.0-cu130--qwen2.5-0.5b--cuda.json"
 MODEL = "qwen2.5-0.5b"
 MODEL_FILES = {"config.json": b"{}\n", "model.safetensors": b"weights " * 5000}
 

@@ -211,7 +211,10 @@ def test_served_lengths_are_those_of_the_server() -> None:
 # -- raw files ---------------------------------------------------------------------------------
 
 
-def write_window(run: Path, samples: str = '{"id": "q"}\n', load: str = "{}") -> None:
+LINE = '{"id": "q", "intended_s": 0, "sent_s": 0.5, "chunk_s": [], "of a later kit": 1}\n'
+
+
+def write_window(run: Path, samples: str = LINE, load: str = "{}") -> None:
     folder = run / "r" / "measure"
     folder.mkdir(parents=True)
     (folder / "samples.jsonl").write_text(samples, "utf-8")
@@ -224,7 +227,7 @@ def write_window(run: Path, samples: str = '{"id": "q"}\n', load: str = "{}") ->
 def test_load_raw_reads_a_replicate_and_leaves_out_failed_scrapes(tmp_path: Path) -> None:
     write_window(tmp_path)
     raw = load_raw(tmp_path, "r", ["measure"])
-    assert raw.measured.samples == ({"id": "q"},)
+    assert raw.measured.samples == (json.loads(LINE),)
     assert [s.total("c_total") for s in raw.measured.scrapes] == [1.0]
     assert raw.server_info == {}
     assert (raw.start_logs, raw.model) == ({}, {})
@@ -244,9 +247,12 @@ def test_a_server_log_is_read_up_to_the_moment_when_it_served(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ({"samples": '{"id": 1}\n{"id"'}, "samples.jsonl in .*, line 2"),
-        ({"samples": '{"sent_s": NaN}\n'}, "line 1: NaN is no number"),
+        ({"samples": LINE + '{"id"'}, "samples.jsonl in .*, line 2"),
+        ({"samples": LINE.replace("0.5", "NaN")}, "line 1: sent_s: .* finite number"),
+        ({"samples": LINE.replace("0.5", '"0.5"')}, "line 1: sent_s: .* valid number"),
+        ({"samples": LINE.replace("[]", "[null]")}, r"line 1: chunk_s\[0\]: "),
         ({"load": "[]"}, "load.json"),
+        ({"load": '{"clock_step_s": "no"}'}, "load.json in r/measure: clock_step_s: "),
     ],
 )
 def test_a_broken_raw_file_is_named_with_its_line(
