@@ -32,7 +32,7 @@ UNDER_LOAD = "00-*/measure/window.json"
 DONE = (0, 4)  # 4: the machine's other load made the run invalid, which is no fault of the kit
 WHOLE_RUN_S = 25.0  # about what a pair takes; a kill may also come before it begins or after it
 TRIALS = 100
-SHORT = 3
+SHORT = 2
 
 
 @pytest.fixture
