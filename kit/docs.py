@@ -42,9 +42,10 @@ def _result(path: Path) -> str:
     machine, (baseline, candidate) = told["machine"], told["arms"]
     processor = f"{machine['cpu_cores']} CPU cores"
     where = f"{machine['device0_name'] or processor}, {told['model']['id']}"
-    name = manifest.plan.experiment + (
-        f" ({manifest.plan.variant})" if manifest.plan.variant else ""
-    )
+    plan = manifest.plan
+    between = [arm.image.id for arm in plan.arms] if len(set(plan.images)) > 1 else []
+    case = ", ".join(filter(None, [plan.variant, " → ".join(between)]))
+    name = plan.experiment + (f" ({case})" if case else "")
     numbers = [
         f"{'none' if arm['median'] is None else number_text(arm['median'])}{_unit(arm['unit'])}"
         for arm in (baseline, candidate)
