@@ -120,7 +120,7 @@ def test_tables_of_the_menu(built: Ran, session: str) -> None:
 def test_the_tutorial_step_by_step(built: Ran) -> None:
     """Each line as typed, with our nox; the reproduction itself is in test_reproduce."""
     lines = commands("docs/tutorial.md")
-    assert len(lines) == 7
+    assert len(lines) == 8
     folder = ROOT / "runs" / "tutorial"
     shutil.rmtree(folder, ignore_errors=True)
     said = {}
