@@ -49,13 +49,9 @@ from __future__ import annotations
 
 import signal
 
+from kit.inside.text import printable
+
 MESSAGE_CHARACTERS = 1_000
-
-
-def printable(text: str, at_most: int) -> str:
-    """Return a text as an error may show it: printable, on one line, not too long."""
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:at_most])
-    return shown + ("…" if len(text) > at_most else "")
 
 
 class KitError(Exception):

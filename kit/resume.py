@@ -70,9 +70,8 @@ def check_same(run: Path, manifest: Manifest, here: Iterable[Fact]) -> Checkup:
     """Compare the run with this machine, this kit and its own files; any difference is refused."""
     if wrong := store.changed_files(run, manifest.files):
         raise StaleNumber(f"a file of the run is not as it was: {wrong[0]}")
-    found_here = list(here)
     recorded = Recorded(manifest, "", "raw files", _workload(run, manifest))
-    found = reproduce.check(recorded, (), found_here)
+    found = reproduce.check(recorded, (), here)
     changed = {d.where: d for d in found.preflight.differences}
     if found.preflight.distance == "same machine":  # what may vary there did so before, too
         machine = compare.machine_of(manifest.facts)

@@ -35,6 +35,7 @@ from kit.manifest import (
     Original,
     Replicate,
     Status,
+    load_manifest,
     manifest_json,
     now_utc,
 )
@@ -62,15 +63,14 @@ class Record:
     folder: Path
     _written: bool = False
 
-    @property
-    def lost(self) -> bool:
-        """Whether the folder was removed: what still runs may have made parts of it anew."""
-        return self._written and not (self.folder / "manifest.json").is_file()
+    def check_there(self) -> None:
+        """Refuse to go on in a folder that was removed, though a part of it were made anew."""
+        if self._written and not (self.folder / "manifest.json").is_file():
+            raise RunFolderLost("the run folder was removed during the run", hint="run it again")
 
     def update(self, **changes: object) -> None:
         """Set fields and write the manifest; a run folder that is gone is an error."""
-        if self.lost:
-            raise RunFolderLost("the run folder was removed during the run", hint="run it again")
+        self.check_there()
         self.manifest = self.manifest.model_copy(update=changes)
         store.write_text(self.folder / "manifest.json", manifest_json(self.manifest))
         self._written = True
@@ -107,7 +107,8 @@ def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
     for left in owner.sweep(client):
         names = ", ".join(left.removed) or "nothing"
         say(f"run {left.run_id} had died; its manifest now says interrupted; removed: {names}")
-        say(f"  `nox -s resume -- {left.folder}` goes on with it")
+        with contextlib.suppress(KitError):  # it may have died before it had a folder
+            _say_how_to_go_on(load_manifest(left.folder / "manifest.json"), left.folder, say)
 
 
 def check_out(out: Path) -> None:
@@ -244,27 +245,26 @@ def _finishing(record: Record, say: Say) -> Iterator[None]:
     try:
         yield
     except KitError as error:
-        if record.lost and not isinstance(error, RunFolderLost):
-            record.update()  # which says so, whatever came of it
+        record.check_there()  # that is what happened, whatever came of it
         failure = Failure(
             error=type(error).__name__, exit_code=error.exit_code, message=masked(error.message)
         )
         with contextlib.suppress(KitError), owner.shielded(say):
             record.finish("failed", failure=failure)
-            _say_how_to_go_on(record, say)
+            _say_how_to_go_on(record.manifest, record.folder, say)
         raise
     except Interrupted as stop:
         failure = Failure(error=str(stop), exit_code=stop.exit_code, message="stopped by a signal")
         with contextlib.suppress(KitError), owner.shielded(say):
             record.finish("interrupted", failure=failure)
-            _say_how_to_go_on(record, say)
+            _say_how_to_go_on(record.manifest, record.folder, say)
         raise
 
 
-def _say_how_to_go_on(record: Record, say: Say) -> None:
-    whole = len(record.manifest.replicates)
-    if whole and record.manifest.reproduces is None:
-        say(f"replicates that are whole: {whole}; `nox -s resume -- {record.folder}` goes on")
+def _say_how_to_go_on(manifest: Manifest, folder: Path, say: Say) -> None:
+    whole = len(manifest.replicates)
+    if whole and manifest.reproduces is None:
+        say(f"replicates that are whole: {whole}; `nox -s resume -- {folder}` goes on")
 
 
 def _measure_all(

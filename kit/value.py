@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from kit.errors import BadFile, NotFound, printable
+from kit.errors import BadFile, NotFound
+from kit.inside.text import printable
 
 MAX_JSON_BYTES = 256 << 20
 MAX_JSON_DEPTH = 64

@@ -9,6 +9,8 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
+from .text import printable
+
 STAMPS = ("auto", "kernel", "user")
 _SPEC_KEYS = frozenset(
     {
@@ -29,8 +31,7 @@ class BadSpec(Exception):
     """The spec or the requests file cannot be used; the text names file and place."""
 
     def __init__(self, text: str) -> None:
-        shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:_TEXT])
-        super().__init__(shown + ("…" if len(text) > _TEXT else ""))
+        super().__init__(printable(text, _TEXT))
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,24 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import docker
 import pytest
-from commands import kit_words, objects_of_runs, only_manifest, run_kit, wait_for
+from commands import (
+    CACHED,
+    kit_words,
+    objects_of_runs,
+    only_manifest,
+    run_kit,
+    service_of,
+    wait_for,
+)
 
 from kit.errors import RunFolderLost
 from kit.manifest import load_manifest
 from kit.paths import ROOT
 
 RUN = ("run", "exp1_prefix_cache", "--platform", "cpu", "--json", "--quick")
-CACHED = {"ttft_s": 0.1, "ttft_per_token_s": 0.0004, "itl_s": 0.02, "block_tokens": 16}
 UNDER_LOAD = "00-*/measure/window.json"
 DONE = (0, 4)  # 4: the machine's other load made the run invalid, which is no fault of the kit
 WHOLE_RUN_S = 25.0  # about what a pair takes; a kill may also come before it begins or after it
@@ -70,11 +76,17 @@ def start(out: Path, stub: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def service(client: docker.DockerClient, out: Path, name: str) -> Any:
-    run_id = only_manifest(out)[0].run_id
-    labels = [f"kit.run={run_id}", f"com.docker.compose.service={name}"]
-    (found,) = client.containers.list(filters={"label": labels})
-    return found
+def under_slow_load(out: Path, stub_file: Callable[..., str]) -> subprocess.Popen[str]:
+    """Start a run whose answers take seconds, and return in the middle of its first load."""
+    child = start(out, stub_file(**{**CACHED, "itl_s": 0.1}))
+    wait_for(out, UNDER_LOAD)
+    time.sleep(2)
+    return child
+
+
+def asked_of(run: Path) -> int:
+    """Return how many requests one replicate sends."""
+    return sum(len(p.read_text("utf-8").splitlines()) for p in run.glob("workload/*.jsonl"))
 
 
 def check_samples(run: Path) -> int:
@@ -120,8 +132,7 @@ def test_a_run_ended_at_any_moment_tells_the_truth_and_goes_on(
     manifest, run = only_manifest(runs)
     assert manifest.status == ("complete" if child.returncode in DONE else "interrupted")
     written = check_samples(run)
-    asked = sum(len(p.read_text("utf-8").splitlines()) for p in run.glob("workload/*.jsonl"))
-    assert written >= asked * len(manifest.replicates)
+    assert written >= asked_of(run) * len(manifest.replicates)
     if manifest.status == "interrupted" and manifest.replicates:
         ran = run_kit("resume", str(run), "--json")
         assert ran.code in DONE, ran.stderr
@@ -141,8 +152,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path, stub_file: Callable[..., s
         manifest, run = only_manifest(out)
         assert manifest.status == "complete"
         assert len(manifest.replicates) == 2
-        asked = sum(len(p.read_text("utf-8").splitlines()) for p in run.glob("workload/*.jsonl"))
-        assert check_samples(run) == 2 * asked
+        assert check_samples(run) == 2 * asked_of(run)
 
 
 @pytest.mark.usefixtures("witness")
@@ -168,10 +178,8 @@ def test_a_server_that_stood_still_shows_it_in_the_samples(
     tmp_path: Path, stub_file: Callable[..., str], client: docker.DockerClient
 ) -> None:
     runs = tmp_path / "runs"
-    child = start(runs, stub_file(**{**CACHED, "itl_s": 0.1}))
-    wait_for(runs, UNDER_LOAD)
-    time.sleep(2)
-    server = service(client, runs, "server")
+    child = under_slow_load(runs, stub_file)
+    server = service_of(client, runs, "server")
     server.pause()
     time.sleep(3)
     server.unpause()
@@ -205,7 +213,7 @@ def test_what_is_secret_here_reaches_no_file_no_label_and_no_terminal(
     runs = tmp_path / "runs"
     child = start(runs, stub_file(**CACHED), **CANARIES)
     wait_for(runs, UNDER_LOAD)
-    found = [service(client, runs, name) for name in ("server", "client")]
+    found = [service_of(client, runs, name) for name in ("server", "client")]
     images = [client.api.inspect_image(one.image.id) for one in found]
     inspected = json.dumps([one.attrs for one in found] + images)
     for one in found:  # what the process there could tell, whatever was asked for
@@ -229,10 +237,8 @@ def test_a_client_whose_network_is_cut_makes_the_run_invalid(
     tmp_path: Path, stub_file: Callable[..., str], client: docker.DockerClient
 ) -> None:
     runs = tmp_path / "runs"
-    child = start(runs, stub_file(**{**CACHED, "itl_s": 0.1}))
-    wait_for(runs, UNDER_LOAD)
-    time.sleep(2)
-    load = service(client, runs, "client")
+    child = under_slow_load(runs, stub_file)
+    load = service_of(client, runs, "client")
     names = [*load.attrs["NetworkSettings"]["Networks"]]
     for name in names:
         client.networks.get(name).disconnect(load, force=True)

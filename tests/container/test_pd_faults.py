@@ -17,7 +17,7 @@ from typing import Any
 
 import docker
 import pytest
-from commands import Ran, kit_words, only_manifest
+from commands import Ran, kit_words, only_manifest, service_of
 from pd_stack import ABORTED, EXPIRED, LEGS, LOAD_FAILED, Stack
 from proxy_process import wait_until
 
@@ -294,11 +294,7 @@ def finish_run(
 def under_load(client: docker.DockerClient, out: Path, service: str) -> Any:
     """Wait until the candidate is being measured; return the container of one of its services."""
     wait_until(lambda: any(out.rglob("*-candidate/measure/window.json")), 150)
-    run_id = only_manifest(out)[0].run_id
-    (found,) = client.containers.list(
-        filters={"label": [f"kit.run={run_id}", f"com.docker.compose.service={service}"]}
-    )
-    return found
+    return service_of(client, out, service)
 
 
 @pytest.mark.full

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import docker
 import pytest
-from commands import kit_words, objects_of_runs, only_manifest, quietly, run_kit, wait_for
+from commands import CACHED, kit_words, objects_of_runs, only_manifest, quietly, run_kit, wait_for
 
 from kit.errors import DiskFull, ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
 from kit.secret import find_private, private_names
 
 RUN = ("run", "exp1_prefix_cache", "--platform", "cpu", "--json")
-# a hit saves 0.4 s; times far above what a client that shares its cores adds
-CACHED = {"ttft_s": 0.1, "ttft_per_token_s": 0.0004, "itl_s": 0.02, "block_tokens": 16}
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -35,7 +35,6 @@ from kit.trace import read_trace
 
 CASES, FULL = 150, 6_000
 REFUSED = (KitError, BadSpec, Failure)
-MOST_BYTES = 200 * 2**20
 MOST_S = 5.0
 
 ODD = [
