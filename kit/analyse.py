@@ -148,6 +148,9 @@ def conclude(
     if plan.shared_device and verdict.word in ("supported", "not supported"):
         words = "a shared device, not a performance result"
         verdict = Verdict(word="inconclusive", reason=words)
+    if not experiment.answers_judged and verdict.word == "supported":
+        # the registered limits on the answers are a part of what would be supported
+        verdict = Verdict(word="inconclusive", reason="quality not judged")
     notices = list(_notices(plan, counted, raws, telemetry, missing))
     if aside:
         notices.append(notice("pairs_set_aside", f"{len(aside)}"))

@@ -105,7 +105,7 @@ def bf16_kv(base: Experiment) -> Experiment:
         base,
         variable=_dtype_variable("bfloat16"),
         settings={**base.settings, "dtype": "float32"},
-        needs=Needs(real_weights=True),
+        needs=Needs(),
         measures=(*MEASURES, kv_dtype_is("bfloat16")),
         acted=(Condition(measure="kv_dtype_is_bfloat16", arm="candidate", op="==", value=1),),
     )
@@ -152,7 +152,7 @@ def memory_05_09(base: Experiment) -> Experiment:
         ),
         measures=MEASURES,
         acted=(),
-        needs=Needs(real_weights=True),
+        needs=Needs(),
         settings={k: v for k, v in base.settings.items() if k != "gpu-memory-utilization"},
     )
 
@@ -190,7 +190,7 @@ EXPERIMENT = Experiment(
     },
     # ranking log probabilities is compiled on first use, which images without a compiler cannot
     env={"TORCHDYNAMO_DISABLE": "1"},
-    needs=Needs(real_weights=True, cpu_flags=("avx512f", "amx_bf16")),
+    needs=Needs(cpu_flags=("avx512f", "amx_bf16")),
     comparisons=(
         Comparison(
             "greedy_agreement", "1", "share of greedy answers that is equal", agreement("quality")

@@ -34,6 +34,7 @@ def send(port: int, **asked: Any) -> socket.socket:
     """Send a completions request; the proxy closes after its answer."""
     content = json.dumps(asked).encode()
     head = f"POST {PLAIN} HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\nConnection: close\r\n"
+    head += "Content-Type: application/json\r\n"
     sock = socket.create_connection(("127.0.0.1", port), 20)
     sock.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(content) + content)
     return sock

@@ -210,6 +210,22 @@ def test_a_report_says_that_accuracy_was_not_judged() -> None:
     assert "answers_not_judged" in [n.code for n in found.notices]
 
 
+def test_what_was_not_judged_is_not_supported() -> None:
+    """The limits on the answers are registered with the hypothesis: speed alone is not all of it."""
+    found = {}
+    for judged in (True, False):
+        run = draw_run(
+            frame(NAME, replace(virtual_experiment(), answers_judged=judged), pairs=6),
+            World(effect=0.5),
+            np.random.default_rng(1),
+        )
+        found[judged] = conclude(
+            run.plan, run.experiment, run.replicates, run.raws, run.requests, run.telemetry
+        ).verdict
+    assert found[True].word == "supported"
+    assert (found[False].word, found[False].reason) == ("inconclusive", "quality not judged")
+
+
 def test_int4_of_a_checkpoint_that_is_none_is_refused() -> None:
     options = Options(variant="gptq", model="smollm2-135m-instruct")
     platform = Platform(

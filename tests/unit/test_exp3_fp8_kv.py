@@ -7,6 +7,7 @@ import pytest
 from kit.experiment import Experiment, Scale, apply_variant, find_experiment, find_refusal
 from kit.experiments.exp3_fp8_kv import workload
 from kit.measure import Raw, Scrape, Window, parse_metrics
+from kit.prepare import Options, choose
 from kit.quality import check_quality, compare_pairs
 from kit.texts import PROMPTS, TEXTS
 from kit.verdict import Verdict, effect_of, judge
@@ -119,3 +120,10 @@ def test_memory_variant_asks_for_at_least_the_proportion() -> None:
     assert verdict(memory, raw(182, "auto", ["x"], GOOD), raw(300, "auto", ["x"], GOOD)).word == (
         "not supported"
     )
+
+
+def test_random_weights_have_a_capacity_but_no_quality() -> None:
+    chosen = choose(NAME, Options(model="qwen2.5-0.5b"))
+    assert [p.name for p in chosen.workload(Scale("m", 1))] == ["warmup", "measure"]
+    assert (chosen.quality, chosen.answers_judged) == ((), False)
+    assert chosen.hypothesis.measure == "num_gpu_blocks"
