@@ -211,7 +211,7 @@ def test_a_report_says_that_accuracy_was_not_judged() -> None:
 
 
 def test_what_was_not_judged_is_not_supported() -> None:
-    """The limits on the answers are registered with the hypothesis: speed alone is not all of it."""
+    """The limits on the answers are registered too: speed alone is not all of it."""
     found = {}
     for judged in (True, False):
         run = draw_run(
