@@ -51,7 +51,7 @@ def kit(session: nox.Session, *words: str, env: str = "kit") -> None:
     """Run `python -m kit` and give it time to clean up after Ctrl-C."""
     python = environment(session, env)
     session.run(
-        *(python, "-m", "kit", *words),
+        *(python, "-E", "-m", "kit", *words),  # a stray PYTHONPATH would bring other modules
         external=True,
         stderr=sys.stderr,  # stdout is for data alone
         interrupt_timeout=180,

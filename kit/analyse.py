@@ -6,16 +6,16 @@ hands it over, at the end of a run and at any later time, so both give the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kit.experiment import Condition, Experiment, Precondition, find_refusal
 from kit.guard import (
     GuardResult,
+    SamePrompts,
     check_replicate,
-    check_same_prompts,
     foreign_share,
     limited_share,
 )
@@ -81,23 +81,99 @@ def analyse(
 
 
 def requests_of(run: Path, plan: Plan) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines of each phase's load file."""
+    """Return of each phase's load file what the guards ask of its lines; no prompt's text."""
     return {
-        p.name: list(read_lines(run / "workload" / f"{p.name}.jsonl", REQUEST)) for p in plan.phases
+        p.name: [
+            {"id": line["id"], "body": {k: v for k, v in line["body"].items() if _is_asked(k, v)}}
+            for line in read_lines(run / "workload" / f"{p.name}.jsonl", REQUEST)
+        ]
+        for p in plan.phases
     }
+
+
+def _is_asked(key: str, value: object) -> bool:
+    lengths = ("max_tokens", "max_completion_tokens", "ignore_eos")
+    return key in lengths or (key == "prompt" and isinstance(value, list))
+
+
+class Raws(Mapping[int, Raw]):
+    """The raw data of a run's complete replicates, by replicate: read when asked for, not kept.
+
+    A long run's samples do not fit into memory together.
+    """
+
+    def __init__(self, run: Path, phases: Sequence[str], replicates: Sequence[Replicate]) -> None:
+        self._run, self._phases = run, list(phases)
+        self._folders = {r.replicate: r.folder for r in replicates if r.status == "complete"}
+
+    def __getitem__(self, replicate: int) -> Raw:
+        return load_raw(self._run, self._folders[replicate], self._phases)
+
+    def __contains__(self, replicate: object) -> bool:
+        return replicate in self._folders
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._folders)
+
+    def __len__(self) -> int:
+        return len(self._folders)
 
 
 def load_raws(
     run: Path, plan: Plan, replicates: Sequence[Replicate]
-) -> tuple[dict[int, Raw], dict[int, list[dict[str, Any]]]]:
-    """Read raw data and telemetry of the complete replicates, by replicate."""
-    phases = [p.name for p in plan.phases]
-    whole = [r for r in replicates if r.status == "complete"]
-    raws = {r.replicate: load_raw(run, r.folder, phases) for r in whole}
+) -> tuple[Raws, dict[int, list[dict[str, Any]]]]:
+    """Return raw data and telemetry of the complete replicates, by replicate."""
+    raws = Raws(run, [p.name for p in plan.phases], replicates)
     telemetry = {
-        r.replicate: list(read_lines(run / r.folder / "telemetry.jsonl", TELEMETRY)) for r in whole
+        r.replicate: list(read_lines(run / r.folder / "telemetry.jsonl", TELEMETRY))
+        for r in replicates
+        if r.replicate in raws
     }
     return raws, telemetry
+
+
+@dataclass
+class Looked:
+    """What is kept of replicates once their raw data were looked at, one after the other.
+
+    `bare` is the raw data without requests and series.
+    """
+
+    replicates: list[Replicate] = field(default_factory=list)
+    guards: list[GuardResult] = field(default_factory=list)
+    bare: dict[int, Raw] = field(default_factory=dict)
+
+
+def look(
+    plan: Plan,
+    measures: Sequence[Measure],
+    replicates: Sequence[Replicate],
+    raws: Mapping[int, Raw],
+    requests: Requests,
+    telemetry: Telemetry,
+) -> Looked:
+    """Read each replicate once: its readings, its guards."""
+    found, prompts, same = Looked(), SamePrompts(plan.limits), []
+    for r in replicates:
+        if r.replicate not in raws:
+            found.replicates.append(r)
+            continue
+        raw = raws[r.replicate]
+        read = _with_readings(r, raw, measures)
+        found.replicates.append(read)
+        found.guards += _guards(plan, read, raw, requests, telemetry)
+        same.append(prompts.check(r.replicate, raw))
+        found.bare[r.replicate] = _bare(raw)
+    found.guards += same
+    return found
+
+
+def _bare(raw: Raw) -> Raw:
+    windows = {
+        name: replace(window, samples=(), scrapes=(), legs={}, traces={})
+        for name, window in raw.windows.items()
+    }
+    return replace(raw, windows=windows)
 
 
 def conclude(
@@ -114,19 +190,17 @@ def conclude(
     `raws` and `telemetry` hold the complete replicates, by replicate; a replicate that is not in
     `raws` has no readings, and its pair does not count.
     """
-    read = tuple(_with_readings(r, raws, experiment.all_measures) for r in replicates)
-    guards = tuple(
-        _guards(plan, [r for r in read if r.replicate in raws], raws, requests, telemetry)
-    )
+    looked = look(plan, experiment.all_measures, replicates, raws, requests, telemetry)
+    read, guards = tuple(looked.replicates), tuple(looked.guards)
     aside = spoiled_pairs(plan, read, guards)
     if len(_pairs_of(read)) - len(aside) < plan.pairs:
         aside = []  # the spare ones did not suffice, so every pair counts, the spoiled too
     counted = [r for r in read if r.pair not in aside]
     whole = [r for r in counted if r.replicate in raws]
-    compared = compare_pairs(experiment.comparisons, _raw_pairs(whole, raws))
+    compared = compare_pairs(experiment.comparisons, RawPairs(whole, raws))
     guards = (*check_preconditions(plan.preconditions, whole, compared), *guards)
     unsupported = unsupported or unoffered(plan, whole)
-    confounders = tuple(_confounders(plan, whole, raws))
+    confounders = tuple(_confounders(plan, whole, looked.bare))
     pairs, missing = primary_pairs(plan, counted)
     effect = effect_of(plan.hypothesis, pairs)
     not_acted = tuple(
@@ -151,7 +225,7 @@ def conclude(
     if not experiment.answers_judged and verdict.word == "supported":
         # the registered limits on the answers are a part of what would be supported
         verdict = Verdict(word="inconclusive", reason="quality not judged")
-    notices = list(_notices(plan, counted, raws, telemetry, missing))
+    notices = list(_notices(plan, counted, looked.bare, telemetry, missing))
     if aside:
         notices.append(notice("pairs_set_aside", f"{len(aside)}"))
     if not experiment.answers_judged:
@@ -227,7 +301,7 @@ def _shows_unoffered(
     run: Path, plan: Plan, experiment: Experiment, replicates: Sequence[Replicate]
 ) -> bool:
     raws, _ = load_raws(run, plan, replicates)
-    read = [_with_readings(r, raws, experiment.all_measures) for r in replicates]
+    read = _all_with_readings(replicates, raws, experiment.all_measures)
     return unoffered(plan, read) is not None
 
 
@@ -256,21 +330,32 @@ def is_enough(
     if ran < plan.pairs:
         return False
     primary = [m for m in experiment.all_measures if m.name == plan.hypothesis.measure]
-    read = [_with_readings(r, raws, primary) for r in replicates]
-    spoiled = len(spoiled_pairs(plan, read, _guards(plan, read, raws, requests, telemetry)))
+    looked = look(plan, primary, replicates, raws, requests, telemetry)
+    spoiled = len(spoiled_pairs(plan, looked.replicates, looked.guards))
     return ran - spoiled >= plan.pairs or spoiled > plan.spare_pairs
 
 
-def _raw_pairs(
-    replicates: Sequence[Replicate], raws: Mapping[int, Raw]
-) -> dict[int, tuple[Raw, Raw]]:
-    """Return the raw data of every complete pair: baseline, candidate."""
-    by_role = {(r.pair, r.role): raws[r.replicate] for r in replicates}
-    return {
-        pair: (raw, by_role[pair, "candidate"])
-        for (pair, role), raw in by_role.items()
-        if role == "baseline" and (pair, "candidate") in by_role
-    }
+class RawPairs(Mapping[int, tuple[Raw, Raw]]):
+    """The raw data of every complete pair, baseline and candidate, read when asked for."""
+
+    def __init__(self, replicates: Sequence[Replicate], raws: Mapping[int, Raw]) -> None:
+        by_role = {(r.pair, r.role): r.replicate for r in replicates}
+        self._raws = raws
+        self._pairs = {
+            pair: (number, by_role[pair, "candidate"])
+            for (pair, role), number in by_role.items()
+            if role == "baseline" and (pair, "candidate") in by_role
+        }
+
+    def __getitem__(self, pair: int) -> tuple[Raw, Raw]:
+        baseline, candidate = self._pairs[pair]
+        return self._raws[baseline], self._raws[candidate]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
 
 
 def has_answer(
@@ -287,7 +372,7 @@ def has_answer(
     if plan.stopping is None or len(replicates) % 2:
         return False
     primary = [m for m in experiment.all_measures if m.name == plan.hypothesis.measure]
-    read = [_with_readings(r, raws, primary) for r in replicates]
+    read = _all_with_readings(replicates, raws, primary)
     pairs, missing = primary_pairs(plan, read)
     return bool(missing) or may_stop(plan.hypothesis, pairs, plan.stopping)
 
@@ -314,34 +399,31 @@ def _reading(replicate: Replicate, measure: str) -> Reading | None:
     return next((x for x in replicate.readings if x.name == measure), None)
 
 
-def _with_readings(r: Replicate, raws: Mapping[int, Raw], measures: Sequence[Measure]) -> Replicate:
-    if r.replicate not in raws:
-        return r
-    raw = raws[r.replicate]
+def _all_with_readings(
+    replicates: Sequence[Replicate], raws: Mapping[int, Raw], measures: Sequence[Measure]
+) -> list[Replicate]:
+    return [
+        _with_readings(r, raws[r.replicate], measures) if r.replicate in raws else r
+        for r in replicates
+    ]
+
+
+def _with_readings(r: Replicate, raw: Raw, measures: Sequence[Measure]) -> Replicate:
     return r.model_copy(update={"readings": tuple(m.read(raw) for m in measures)})
 
 
 def _guards(
-    plan: Plan,
-    replicates: Sequence[Replicate],
-    raws: Mapping[int, Raw],
-    requests: Requests,
-    telemetry: Telemetry,
+    plan: Plan, r: Replicate, raw: Raw, requests: Requests, telemetry: Telemetry
 ) -> list[GuardResult]:
-    found: list[GuardResult] = []
-    for r in replicates:
-        primary = _reading(r, plan.hypothesis.measure)
-        found += check_replicate(
-            raws[r.replicate],
-            replicate=r.replicate,
-            requests=requests,
-            primary_s=lag_scale_s(primary, raws[r.replicate]),
-            telemetry=telemetry.get(r.replicate, ()),
-            telemetry_file=f"{r.folder}/telemetry.jsonl",
-            limits=plan.limits,
-        )
-    ran = {r.replicate: raws[r.replicate] for r in replicates}
-    return [*found, *check_same_prompts(ran, plan.limits)]
+    return check_replicate(
+        raw,
+        replicate=r.replicate,
+        requests=requests,
+        primary_s=lag_scale_s(_reading(r, plan.hypothesis.measure), raw),
+        telemetry=telemetry.get(r.replicate, ()),
+        telemetry_file=f"{r.folder}/telemetry.jsonl",
+        limits=plan.limits,
+    )
 
 
 def lag_scale_s(primary: Reading | None, raw: Raw) -> float | None:

@@ -16,13 +16,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kit import console, paths, process
-from kit.errors import ClientFailed, ServerNotReady
+from kit.clash import holder_of, is_taken
+from kit.errors import ClientFailed, PortTaken, ServerNotReady
 from kit.inside import stub
 from kit.value import Value
 
@@ -231,17 +233,24 @@ def running_server(
     server = context.Process(target=_serve, args=(main, words, core))
     server.start()
     try:
-        _wait_listening(port)
+        _wait_listening(port, server)
         yield
     finally:
         server.terminate()
         server.join()
 
 
-def _wait_listening(port: int) -> None:
+def _wait_listening(port: int, server: BaseProcess) -> None:
+    """Wait until this very process listens: another may have taken the port since it was free."""
     until_s = time.monotonic() + _READY_S
     while time.monotonic() < until_s:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        alive, holder = server.is_alive(), holder_of(port)
+        if holder is not None and holder.endswith(f" ({server.pid})"):
             return
+        if not alive and is_taken(port):
+            who = holder or "another program"
+            raise PortTaken(f"port {port} was taken by {who} meanwhile", hint="run it again")
+        if not alive:
+            break
         time.sleep(0.02)
     raise ServerNotReady(f"port {port} was not listened on within {_READY_S:g} s")

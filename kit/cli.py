@@ -415,7 +415,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        with owner.interruptible():
+        with owner.interruptible(), engine.answering():
             result: Any = app(args=words, standalone_mode=False)
             _show_variants(words)
     except KitError as error:

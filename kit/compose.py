@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit import engine, process
-from kit.errors import BadFile, DeviceMissing, DiskFull, KitError, PortTaken
+from kit.errors import BadFile, DeviceMissing, EngineLost, KitError, PortTaken
 from kit.inside.probe_gpu import format_cpus
 from kit.owner import LABEL
 from kit.paths import ROOT
 from kit.plan import PlannedArm, PlannedService, Resources
 from kit.platform import Share, parse_cpus
+from kit.surroundings import plain_docker_config
 from kit.topology import Topology
 
 MOUNT = "/kit"  # kit/inside is mounted below it
@@ -87,11 +89,15 @@ def _compose(
 ) -> process.Completed:
     """Run compose with these variables and none of the caller's that it would listen to."""
     kept = {k: v for k, v in engine.cli_env().items() if not k.startswith(HIDDEN)}
-    return process.run(
-        [engine.cli_program(), "compose", "--env-file", os.devnull, *words],
-        env={**kept, "COMPOSE_DISABLE_ENV_FILE": "1", **(variables or {})},
-        timeout_s=timeout_s,
-    )
+    kept["DOCKER_CONFIG"] = str(plain_docker_config(engine.config_dir()))
+    try:
+        return process.run(
+            [engine.cli_program(), "compose", "--env-file", os.devnull, *words],
+            env={**kept, "COMPOSE_DISABLE_ENV_FILE": "1", **(variables or {})},
+            timeout_s=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        raise engine.lost(f"compose had no answer after {timeout_s:.0f} s") from None
 
 
 def render(
@@ -241,7 +247,9 @@ def down(stack: Stack, *, grace_s: int) -> None:
         timeout_s=grace_s + 60,
     )
     if not answer.ok:
-        raise KitError("compose could not stop the containers", detail=answer.tail)
+        raise _lost(answer.stderr) or KitError(
+            "compose could not stop the containers", detail=answer.tail
+        )
 
 
 def _words(stack: Stack) -> list[str]:
@@ -260,9 +268,15 @@ def _start_error(text: str, tail: str) -> KitError:
         )
     if "unknown or invalid runtime name" in text:
         return DeviceMissing(f"the engine lacks a runtime: {line}", hint="see README, GPUs")
-    if "no space left on device" in text:
-        return DiskFull(f"the engine has no space left: {line}", hint="free space for the engine")
-    return KitError(f"compose could not start the containers: {line}", detail=tail)
+    if engine.NO_SPACE in text:
+        return engine.disk_full(line)
+    return _lost(text) or KitError(f"compose could not start the containers: {line}", detail=tail)
+
+
+def _lost(text: str) -> EngineLost | None:
+    """Return `EngineLost` where these words of compose mean that no engine answers."""
+    told = ("Cannot connect to the Docker daemon", "error during connect", "unexpected EOF")
+    return engine.lost(_last_line(text)) if any(words in text for words in told) else None
 
 
 def _last_line(text: str) -> str:

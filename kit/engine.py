@@ -6,6 +6,7 @@ Both always talk to one endpoint, resolved here in the CLI's own order: `DOCKER_
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -14,18 +15,23 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import docker
+import docker.errors
 import requests
+import urllib3
 
 from kit import process
 from kit.errors import (
+    DiskFull,
     EngineForbidden,
+    EngineLost,
     EngineMissing,
     EngineTooOld,
     EngineUnreachable,
@@ -39,6 +45,10 @@ SETUP_HINT = "run `nox -s engine`, or install Docker Engine >= 26 with compose v
 _KINDS = {"unix": "unix socket", "tcp": "tcp", "http": "tcp", "https": "tcp", "ssh": "ssh"}
 _PLUGINS = ("compose", "buildx")
 _CONNECT_TIMEOUT_S = 5.0
+NO_SPACE = "no space left on device"
+NO_ANSWER = (EngineLost, EngineMissing, EngineUnreachable)
+"""Errors after which nobody can say what is still on the engine."""
+BACK_AFTER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -75,13 +85,14 @@ def endpoint() -> Endpoint:
     return _context_endpoint(name)
 
 
-def _config_dir() -> Path:
+def config_dir() -> Path:
+    """Return the folder of the caller's Docker configuration."""
     chosen = os.environ.get("DOCKER_CONFIG")
     return Path(chosen) if chosen else Path.home() / ".docker"
 
 
 def _current_context() -> str:
-    path = _config_dir() / "config.json"
+    path = config_dir() / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -93,7 +104,7 @@ def _current_context() -> str:
 
 def _context_endpoint(name: str) -> Endpoint:
     digest = hashlib.sha256(name.encode()).hexdigest()
-    contexts = _config_dir() / "contexts"
+    contexts = config_dir() / "contexts"
     try:
         meta = json.loads((contexts / "meta" / digest / "meta.json").read_text(encoding="utf-8"))
         found = meta["Endpoints"]["docker"]
@@ -196,18 +207,73 @@ def _unreachable(where: Endpoint, reason: str) -> EngineUnreachable:
     )
 
 
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Turn the loss of the engine inside the block into `EngineLost`, its full disk into `DiskFull`
+
+    Answers by which it refuses one request stay what they are.
+    """
+    try:
+        yield
+    except docker.errors.APIError as error:
+        if NO_SPACE in str(error.explanation):
+            raise disk_full(str(error.explanation)) from error
+        raise
+    except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
+        raise lost(str(error)) from error
+
+
+def disk_full(words: str) -> DiskFull:
+    """Return what an engine whose own disk is full means, in its words."""
+    return DiskFull(f"the engine has no space left: {words}", hint="free space for the engine")
+
+
+def lost(detail: str) -> EngineLost:
+    """Return what an engine that went away in the middle of the work means."""
+    return EngineLost(
+        "the engine stopped answering",
+        hint="start it again; the next run removes what this one may have left",
+        detail=detail,
+    )
+
+
+def wait_until_back(
+    client: docker.DockerClient, say: Callable[[str], None], *, patience_s: float = BACK_AFTER_S
+) -> bool:
+    """Wait for an engine that does not answer; return whether it had been away.
+
+    Raises `EngineLost` when it stays away for longer than `patience_s`.
+    """
+    away, deadline = False, time.monotonic() + patience_s
+    while True:
+        try:
+            with answering():
+                client.ping()
+            return away
+        except EngineLost:
+            if time.monotonic() > deadline:
+                raise
+        if not away:
+            say(f"  the engine does not answer; waiting up to {patience_s:.0f} s to clean up")
+            away = True
+        time.sleep(0.5)
+
+
 def endpoint_kind() -> str:
     """Return how the engine is reached ("unix socket", "tcp", "ssh"), never its address."""
     return endpoint().kind
 
 
 def cli_env() -> dict[str, str]:
-    """Return the environment in which the CLI talks to the very endpoint the SDK uses."""
+    """Return the environment in which the CLI talks to the very endpoint the SDK uses.
+
+    Whatever else would change what it does (a platform, a builder) is left out.
+    """
     where = endpoint()
     env = {
         key: value
         for key, value in os.environ.items()
-        if key not in ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "BUILDX_BUILDER")
+        if key == "DOCKER_CONFIG" or not key.startswith(("DOCKER_", "BUILDX_", "BUILDKIT_"))
     }
     env["DOCKER_HOST"] = where.host
     if where.cert_dir is not None:

@@ -13,6 +13,7 @@ message and a hint that names the next step. Only `kit.cli` catches them.
     ├── EngineForbidden      22   the engine's socket refuses this user
     ├── EngineUnreachable    23   DOCKER_HOST or context points nowhere
     ├── EngineSetupFailed    24   installing or starting the engine failed
+    ├── EngineLost           25   the engine went away while it was needed
     ├── NotLocked            30   the image has no lock yet
     ├── IndexUnreachable     31   network or wheel index does not answer
     ├── VariantMissing       32   the index has no wheel of this CUDA variant
@@ -122,6 +123,12 @@ class EngineSetupFailed(KitError):
     """Installing or starting the engine failed."""
 
     exit_code = 24
+
+
+class EngineLost(KitError):
+    """The engine stopped answering in the middle of the work."""
+
+    exit_code = 25
 
 
 class NotLocked(KitError):

@@ -130,25 +130,37 @@ def _share_off(served: float | None, asked: float) -> float:
 
 
 def check_same_prompts(raws: Mapping[int, Raw], limits: Limits) -> Iterator[GuardResult]:
-    """Check that a request had as many input tokens in every replicate as in the first one.
-
-    `raws` by replicate. Arms that were asked different things answer different questions.
-    """
-    first: dict[tuple[str, str], float | None] = {}
+    """Check the prompts of all replicates, in their order; `raws` by replicate."""
+    same = SamePrompts(limits)
     for replicate, raw in raws.items():
+        yield same.check(replicate, raw)
+
+
+class SamePrompts:
+    """Checks that a request has as many input tokens in each replicate as in the first one.
+
+    Arms that were asked different things answer different questions.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limit = limits.token_count_share
+        self._first: dict[tuple[str, str], float | None] = {}
+
+    def check(self, replicate: int, raw: Raw) -> GuardResult:
+        """Compare one replicate with those before it."""
         worst, source = 0.0, raw.measured.samples_file
         for phase, window in raw.windows.items():
             for sample in window.samples:
                 served = sample.get("prompt_tokens")
-                wanted = first.setdefault((phase, str(sample.get("id"))), served)
+                wanted = self._first.setdefault((phase, str(sample.get("id"))), served)
                 if wanted and not sample.get("error") and _share_off(served, wanted) > worst:
                     worst, source = _share_off(served, wanted), window.samples_file
-        yield GuardResult(
+        return GuardResult(
             name="same_prompts",
             replicate=replicate,
-            ok=worst <= limits.token_count_share,
+            ok=worst <= self._limit,
             seen=worst,
-            limit=limits.token_count_share,
+            limit=self._limit,
             text=f"input tokens of one request differ by {worst:.1%} from those of the first "
             f"replicate (replicate {replicate})",
             source=source,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import docker
 import docker.errors
 
 from kit.errors import ClientFailed, DiskFull, KitError, ProbeFailed
+from kit.ready import how_it_ended
 
 
 class ClientBox:
@@ -76,16 +78,40 @@ class ClientBox:
             if pending:
                 spoke = True
                 yield pending.decode("utf-8", "replace")
-            code = self._api.exec_inspect(exec_id)["ExitCode"]
+            code = self._exit_code(exec_id)
         except docker.errors.APIError as error:
             raise ClientFailed(
                 f"the engine would not run {module} in the client container: {error.explanation}"
             ) from None
-        if code and not (spoke and code in told_by):
-            raise _client_error(module, code, errors.decode("utf-8", "replace"))
+        if code != 0 and not (spoke and code in told_by):
+            raise self._error(module, code, errors.decode("utf-8", "replace"))
+
+    def _exit_code(self, exec_id: str) -> int | None:
+        """Return how a module ended; after its last word the engine may not know it at once."""
+        for _ in range(40):
+            code: int | None = self._api.exec_inspect(exec_id)["ExitCode"]
+            if code is not None:
+                return code
+            time.sleep(0.05)
+        return None
+
+    def _error(self, module: str, code: int | None, words: str) -> KitError:
+        """Tell what became of the container, where that is why a module ended."""
+        try:
+            self._container.reload()
+        except docker.errors.NotFound:
+            return ClientFailed("the client container was removed by somebody else")
+        state = self._container.attrs["State"]
+        if not state["Running"]:
+            return ClientFailed(f"the client container died with {how_it_ended(state)}")
+        if state.get("OOMKilled"):
+            return ClientFailed(
+                f"{module} was killed for memory in the client container", detail=words
+            )
+        return _client_error(module, code, words)
 
 
-def _client_error(module: str, code: int, words: str) -> KitError:
+def _client_error(module: str, code: int | None, words: str) -> KitError:
     """Tell a full disk from a fault of the load generator itself."""
     if os.strerror(errno.ENOSPC) in words:
         return DiskFull(

@@ -23,7 +23,8 @@ from typing import Any
 import docker
 import docker.errors
 
-from kit.errors import BadFile, Interrupted, KitError
+from kit.engine import NO_ANSWER
+from kit.errors import BadFile, EngineLost, Interrupted, KitError
 from kit.manifest import load_manifest, manifest_json, now_utc
 from kit.paths import cache_dir
 from kit.store import give_to_caller, release, write_text
@@ -33,11 +34,15 @@ LABEL = "kit.run"
 
 @dataclass(frozen=True)
 class Leftover:
-    """What a dead run had left: its id, the names of the objects removed, its folder."""
+    """What a dead run had left: its id, the names of the objects removed, its folder.
+
+    `unwritable` says why the folder could not be put right; the next sweep tries it again.
+    """
 
     run_id: str
     removed: tuple[str, ...]
     folder: Path
+    unwritable: str | None = None
 
 
 def _folder() -> Path:
@@ -46,18 +51,39 @@ def _folder() -> Path:
     return folder
 
 
+def engine_id(client: docker.DockerClient) -> str:
+    """Return by which name the engine knows itself: a run is swept on its own engine alone."""
+    return str(client.info().get("ID", ""))
+
+
 @contextlib.contextmanager
-def claim(run_id: str, run_folder: Path) -> Iterator[None]:
-    """Hold a run's lock while the block runs."""
+def claim(run_id: str, run_folder: Path, engine: str = "") -> Iterator[None]:
+    """Hold a run's lock while the block runs; `engine` is the id of the engine it runs on.
+
+    The lock's file stays for `sweep` where the end of the run could not be seen to: it is killed,
+    the engine is gone, or its manifest cannot be written.
+    """
     path = _folder() / f"{run_id}.json"
     with path.open("w", encoding="utf-8") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        json.dump({"run_folder": str(run_folder)}, held)
+        json.dump({"run_folder": str(run_folder), "engine": engine}, held)
         held.flush()
+        seen_to = True
         try:
             yield
-        finally:  # a run that is killed leaves its file: then `sweep` finds it
-            _forget(run_id)
+        except NO_ANSWER:
+            seen_to = False
+            raise
+        finally:
+            if seen_to and not _says_running(run_folder):
+                _forget(run_id)
+
+
+def _says_running(run_folder: Path) -> bool:
+    try:
+        return load_manifest(run_folder / "manifest.json").status == "running"
+    except KitError:
+        return False
 
 
 def _forget(run_id: str) -> None:
@@ -73,8 +99,11 @@ def scratch(run_id: str) -> Path:
 
 
 def sweep(client: docker.DockerClient) -> list[Leftover]:
-    """Remove what dead runs left and mark their manifests interrupted; return what was found."""
-    found = []
+    """Remove what dead runs left and mark their manifests interrupted; return what was found.
+
+    Runs of another engine are left for a sweep there.
+    """
+    found, here = [], None
     for path in sorted(_folder().glob("*.json")):
         with contextlib.suppress(FileNotFoundError), path.open("r+", encoding="utf-8") as held:
             try:
@@ -82,17 +111,30 @@ def sweep(client: docker.DockerClient) -> list[Leftover]:
             except BlockingIOError:
                 continue  # that run is alive
             try:
-                folder = Path(json.load(held)["run_folder"])
+                told = json.load(held)
+                folder, its_engine = Path(told["run_folder"]), told.get("engine")
             except (ValueError, KeyError):
-                folder = Path()  # died before it wrote the line: it had started nothing
+                folder, its_engine = Path(), None  # died before it wrote: it had started nothing
+            here = here or engine_id(client)
+            if its_engine and its_engine != here:
+                continue
             removed = remove_objects(client, path.stem)
-            if folder.parts:
-                release(folder)
-                give_to_caller(folder)
-            mark_interrupted(folder)
-            _forget(path.stem)
-            found.append(Leftover(path.stem, tuple(removed), folder))
+            unwritable = None
+            try:
+                _put_right(folder)
+                _forget(path.stem)
+            except KitError as error:
+                unwritable = error.message
+            found.append(Leftover(path.stem, tuple(removed), folder, unwritable))
     return found
+
+
+def _put_right(folder: Path) -> None:
+    """Make a dead run's folder what a run leaves that ends by itself."""
+    if folder.parts:
+        release(folder)
+        give_to_caller(folder)
+    mark_interrupted(folder)
 
 
 def mark_interrupted(folder: Path) -> None:
@@ -138,9 +180,9 @@ def remove_objects(
         clean = 0
         if time.monotonic() > deadline:
             names = ", ".join(o.name for each in left.values() for o in each)
-            raise KitError(
-                f"could not remove what the run left: {names}",
-                hint=f"remove the objects with the label {LABEL}={run_id} by hand",
+            raise EngineLost(
+                f"the engine does not remove what the run left: {names}",
+                hint=f"the next run tries again to remove what carries {LABEL}={run_id}",
             )
         for each in left.values():
             for one in each:

@@ -28,10 +28,11 @@ from kit.experiment import (
 from kit.image import ImageRecord, find_image
 from kit.manifest import RanImage
 from kit.model import ModelRecord, find_model
-from kit.paths import RUNS
+from kit.paths import INSIDE, RUNS
 from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
 from kit.platform import Platform
 from kit.sequential import Stopping
+from kit.store import let_read
 from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
@@ -183,6 +184,7 @@ def prepare_again(
 
 
 def _runtimes(built: Mapping[str, BuiltImage]) -> dict[str, Runtime]:
+    let_read(INSIDE)
     return {
         key: runtime_of(b.image_id, interpreter=b.record.interpreter, user=b.record.user)
         for key, b in built.items()

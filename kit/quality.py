@@ -129,8 +129,8 @@ def compare_pairs(
     if not comparisons:
         return ()
     return tuple(
-        Compared(pair=pair, readings=tuple(c.read(*raws) for c in comparisons))
-        for pair, raws in sorted(pairs.items())
+        Compared(pair=pair, readings=tuple(c.read(*pairs[pair]) for c in comparisons))
+        for pair in sorted(pairs)
     )
 
 

@@ -7,13 +7,13 @@ lines of the container's log.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import docker
 import docker.errors
 
-from kit.errors import ProbeFailed, ServerDied, ServerLost, ServerNotReady
+from kit.errors import KitError, ProbeFailed, ServerDied, ServerLost, ServerNotReady
 
 LOG_LINES = 15
 
@@ -54,10 +54,8 @@ def wait_healthy(
     while True:
         state = _state(container, service)
         if not state["Running"]:
-            code = state["ExitCode"]
-            killed = ", killed for memory" if state.get("OOMKilled") else ""
             raise ServerDied(
-                f"`{service}` ended with exit code {code}{killed} before it was ready",
+                f"`{service}` ended with {how_it_ended(state)} before it was ready",
                 hint="the lines above are the end of its log; logs/ in the run folder has it all",
                 detail=log_tail(container),
             )
@@ -78,13 +76,19 @@ def wait_healthy(
         time.sleep(every_s)
 
 
-def _state(container: Any, service: str) -> dict[str, Any]:
+def _state(container: Any, service: str, error: type[KitError] = ServerDied) -> dict[str, Any]:
     try:
         container.reload()
     except docker.errors.NotFound:
-        raise ServerDied(f"the container of `{service}` was removed while it started") from None
+        raise error(f"the container of `{service}` was removed by somebody else") from None
     state: dict[str, Any] = container.attrs["State"]
     return state
+
+
+def how_it_ended(state: Mapping[str, Any]) -> str:
+    """Return the words for a container's end, from its state: exit code, and whether for memory."""
+    killed = ", killed for memory" if state.get("OOMKilled") else ""
+    return f"exit code {state['ExitCode']}{killed}"
 
 
 def _last_probe(health: dict[str, Any]) -> str:
@@ -115,11 +119,10 @@ def _last_log_line(container: Any) -> str:
 
 def check_alive(container: Any, service: str) -> None:
     """Raise `ServerLost` when a container ended while it was being measured."""
-    state = _state(container, service)
+    state = _state(container, service, ServerLost)
     if not state["Running"]:
-        killed = ", killed for memory" if state.get("OOMKilled") else ""
         raise ServerLost(
-            f"`{service}` died under load with exit code {state['ExitCode']}{killed}",
+            f"`{service}` died under load with {how_it_ended(state)}",
             hint="the lines above are the end of its log; logs/ in the run folder has it all",
             detail=log_tail(container),
         )

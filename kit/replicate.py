@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +20,9 @@ from typing import Any
 import docker
 import docker.errors
 
-from kit import clash, compose, facts, owner, watch
+from kit import clash, compose, engine, facts, owner, watch
 from kit.compose import Placement, Runtime, Stack
-from kit.errors import ProbeFailed
+from kit.errors import EngineLost, KitError, ProbeFailed
 from kit.fact import ContainerPlace, Fact
 from kit.facts.vllm import shown_config
 from kit.inbox import ClientBox
@@ -133,15 +134,38 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
 
 @contextlib.contextmanager
 def _stopped_after(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
-    """Afterwards save the logs, stop the stack, and make sure that nothing of it is left."""
+    """Afterwards save the logs, stop the stack, and make sure that nothing of it is left.
+
+    What ended the block is what is told, not what cleaning up after it ran into; except that the
+    engine was away, which is then why it ended, or that something may be left.
+    """
     try:
         yield
-    finally:
-        with owner.shielded(bench.say), contextlib.ExitStack() as last:
+    except BaseException as error:
+        with owner.shielded(bench.say):
+            away = _clean_up(bench, stack, out, after=error)
+        if away and isinstance(error, KitError):
+            raise engine.lost(error.message) from error
+        raise
+    with owner.shielded(bench.say):
+        _clean_up(bench, stack, out)
+
+
+def _clean_up(bench: Bench, stack: Stack, out: Path, *, after: BaseException | None = None) -> bool:
+    """Save the logs and remove the stack; return whether the engine had to be waited for."""
+    try:
+        away = engine.wait_until_back(bench.client, bench.say)
+        with engine.answering(), contextlib.ExitStack() as last:
             # each of these happens whatever the others run into, in reverse order
             last.callback(owner.remove_objects, bench.client, bench.run_id)
             last.callback(compose.down, stack, grace_s=bench.plan.resources.stop_grace_s)
             last.callback(_save_logs, bench, stack, out)
+    except KitError as error:
+        if after is None or isinstance(error, EngineLost):
+            raise
+        bench.say(f"  cleaning up: {error.message}")
+        return False
+    return away
 
 
 @contextlib.contextmanager
@@ -374,9 +398,12 @@ def _load_s(out: Path, phases: tuple[PlannedPhase, ...]) -> float:
     """Return the sum over the windows of first send to last byte, from the samples."""
     total = 0.0
     for phase in phases:
-        lines = (out / phase.name / "samples.jsonl").read_text("utf-8").splitlines()
-        samples = [json.loads(line) for line in lines]
-        sent = [s["sent_s"] for s in samples if s.get("sent_s") is not None]
-        done = [s["done_s"] for s in samples if s.get("done_s") is not None]
-        total += max(done) - min(sent) if sent and done else 0.0
+        first, last = math.inf, -math.inf
+        with (out / phase.name / "samples.jsonl").open("rb") as lines:
+            for sample in map(json.loads, lines):
+                if sample.get("sent_s") is not None:
+                    first = min(first, sample["sent_s"])
+                if sample.get("done_s") is not None:
+                    last = max(last, sample["done_s"])
+        total += last - first if math.isfinite(last - first) else 0.0
     return total

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,36 @@ class Figure:
 
 @dataclass(frozen=True)
 class Seen:
-    """A replicate that was measured, and its measured window."""
+    """A replicate that was measured, and what is drawn of its measured window.
+
+    `window` holds no samples: `kept` are the values of every answered request that has one,
+    unsorted, by what they are of; `firsts` are moment and duration of each first token, in a row.
+    """
 
     replicate: Replicate
     window: Window
+    kept: Mapping[Of, np.ndarray[Any, Any]]
+    firsts: np.ndarray[Any, Any]
 
     def values(self, of: Of) -> np.ndarray[Any, Any]:
-        """Return a value of every answered request that has one, unsorted."""
-        found = [of(s) for s in self.window.samples if not s.get("error")]
-        return np.array([v for v in found if v is not None], dtype=float)
+        """Return the values of one kind."""
+        return self.kept[of]
+
+
+def _seen(run: Path, r: Replicate) -> Seen:
+    window = load_window(run, f"{r.folder}/measure", SERIES)
+    answered = [s for s in window.samples if not s.get("error")]
+    kept: dict[Of, np.ndarray[Any, Any]] = {
+        of: np.array([v for s in answered if (v := of(s)) is not None], dtype=float)
+        for of in (ttft_s, tpot_s, max_itl_s)
+    }
+    firsts = [
+        (begin + value, value)
+        for s in answered
+        if (begin := start_s(s)) is not None and (value := ttft_s(s)) is not None
+    ]
+    shape = np.array(sorted(firsts), dtype=float).reshape(-1, 2)
+    return Seen(r, replace(window, samples=()), kept, shape)
 
 
 def draw_figures(run: Path, manifest: Manifest, words: Mapping[str, str]) -> list[Figure]:
@@ -67,11 +88,7 @@ def draw_figures(run: Path, manifest: Manifest, words: Mapping[str, str]) -> lis
 
     Raises `BadFile` naming a raw file that cannot be read.
     """
-    seen = [
-        Seen(r, load_window(run, f"{r.folder}/measure", SERIES))
-        for r in manifest.replicates
-        if r.status == "complete"
-    ]
+    seen = [_seen(run, r) for r in manifest.replicates if r.status == "complete"]
     if not seen:
         return []
     found = [
@@ -339,18 +356,11 @@ def _has(each: Seen, name: str) -> bool:
 
 def _paint_ttft(axis: Any, each: Seen, most: int) -> None:
     """Draw each request at the moment of its first token; many as their middle and their spread."""
-    points = sorted(
-        (begin + value, value)
-        for s in each.window.samples
-        if not s.get("error")
-        and (begin := start_s(s)) is not None
-        and (value := ttft_s(s)) is not None
-    )
-    if not points:
+    if not len(each.firsts):
         return
     style = STYLE[each.replicate.role]
-    x, y = (np.array(side, dtype=float) for side in zip(*points, strict=True))
-    if len(points) <= min(MARKS, most):
+    x, y = each.firsts.T
+    if len(x) <= min(MARKS, most):
         axis.plot(x, y, style["marker"], color=style["color"], markersize=3, alpha=0.6)
         return
     stretches = np.array_split(np.arange(len(x)), max(4, most // 4))

@@ -35,7 +35,7 @@ def resume_run(run: Path, say: Say) -> Manifest:
     client = engine.connect()
     sweep_leftovers(client, say)
     check_open(load_manifest(file))
-    with owner.claim(run_id, run):
+    with owner.claim(run_id, run, owner.engine_id(client)):
         manifest = load_manifest(file)
         check_open(manifest)  # another may have gone on with it meanwhile
         checkup = check_same(run, manifest, reproduce.host_facts())
@@ -105,5 +105,6 @@ def set_aside(run: Path, manifest: Manifest) -> None:
     for folder in sorted((run / "replicates").iterdir()):
         if folder.name not in whole:
             target = run / LEFT / str(len(manifest.resumed) + 1) / folder.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(folder, target)
+            with store.writing(run):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(folder, target)

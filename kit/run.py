@@ -46,6 +46,7 @@ from kit.platform import find_platform
 from kit.prepare import Options, Prepared, choose, prepare
 from kit.replicate import Bench, measure_slot
 from kit.secret import find_private, masked
+from kit.surroundings import ignored
 from kit.value import load_json
 from kit.verdict import MIN_PAIRS
 
@@ -98,6 +99,8 @@ def run_experiment(name: str, options: Options, say: Say) -> tuple[Manifest, Pat
     sweep_leftovers(client, say)
     platform = find_platform(options.platform)
     say(f"platform {platform.name}: {platform.why}")
+    if stray := ignored(os.environ):
+        say(f"ignored, a run takes nothing from them: {', '.join(stray)}")
     prepared = prepare(name, experiment, platform, options, say)
     return carry_out(client, experiment, prepared, options.out, say)
 
@@ -106,7 +109,8 @@ def sweep_leftovers(client: docker.DockerClient, say: Say) -> None:
     """Remove what runs that died had left, and name it."""
     for left in owner.sweep(client):
         names = ", ".join(left.removed) or "nothing"
-        say(f"run {left.run_id} had died; its manifest now says interrupted; removed: {names}")
+        now = left.unwritable or "its manifest now says how it ended"
+        say(f"run {left.run_id} had died; {now}; removed: {names}")
         with contextlib.suppress(KitError):  # it may have died before it had a folder
             _say_how_to_go_on(load_manifest(left.folder / "manifest.json"), left.folder, say)
 
@@ -142,7 +146,7 @@ def carry_out(
     stamp = f"{started:%Y%m%dT%H%M%S}Z-{run_id[-6:]}"
     folder = out / plan.experiment / plan.case / stamp
     say(f"run {run_id}, plan {plan.sha256[:12]}, {len(plan.slots)} replicates")
-    with owner.claim(run_id, folder):
+    with owner.claim(run_id, folder, owner.engine_id(client)):
         record = _new_record(run_id, folder, prepared, reproduces)
         with _finishing(record, say):
             _lay_out(record, prepared)
@@ -243,22 +247,27 @@ def _new_record(
 def _finishing(record: Record, say: Say) -> Iterator[None]:
     """Leave a manifest that says how the run ended, whatever ends it."""
     try:
-        yield
+        with engine.answering(), store.writing(record.folder):
+            yield
     except KitError as error:
         record.check_there()  # that is what happened, whatever came of it
-        failure = Failure(
-            error=type(error).__name__, exit_code=error.exit_code, message=masked(error.message)
-        )
-        with contextlib.suppress(KitError), owner.shielded(say):
-            record.finish("failed", failure=failure)
-            _say_how_to_go_on(record.manifest, record.folder, say)
+        _fail(record, type(error).__name__, error.exit_code, error.message, say)
         raise
     except Interrupted as stop:
-        failure = Failure(error=str(stop), exit_code=stop.exit_code, message="stopped by a signal")
-        with contextlib.suppress(KitError), owner.shielded(say):
-            record.finish("interrupted", failure=failure)
-            _say_how_to_go_on(record.manifest, record.folder, say)
+        _fail(record, str(stop), stop.exit_code, "stopped by a signal", say, status="interrupted")
         raise
+    except BaseException as fault:
+        _fail(record, type(fault).__name__, KitError.exit_code, "a fault of the kit itself", say)
+        raise
+
+
+def _fail(
+    record: Record, error: str, exit_code: int, message: str, say: Say, *, status: Status = "failed"
+) -> None:
+    failure = Failure(error=error, exit_code=exit_code, message=masked(message))
+    with contextlib.suppress(KitError), owner.shielded(say):
+        record.finish(status, failure=failure)
+        _say_how_to_go_on(record.manifest, record.folder, say)
 
 
 def _say_how_to_go_on(manifest: Manifest, folder: Path, say: Say) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kit.errors import DiskFull, KitError, RunFolderLost
+from kit.errors import BadFile, DiskFull, KitError, RunFolderLost
 from kit.manifest import RawFile
 
 SIGNATURE = "manifest.dsse.json"
@@ -73,8 +75,9 @@ def reserve(run: Path) -> None:
 
 
 def release(run: Path) -> None:
-    """Give the reserved space back."""
-    (run / RESERVE).unlink(missing_ok=True)
+    """Give the reserved space back. Raises `RunFolderLost` where nothing can be changed."""
+    with writing(run):
+        (run / RESERVE).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -96,6 +99,19 @@ def disk_error(error: OSError, path: Path) -> KitError:
     return RunFolderLost(
         f"cannot write {path.name}: {error.strerror}", hint="check the folder given to --out"
     )
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong inside the block with files below a folder into the kit's error."""
+    try:
+        yield
+    except OSError as error:
+        path = Path(os.fsdecode(error.filename)) if error.filename else folder
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or (error.filename and path.is_relative_to(folder)):
+            raise disk_error(error, path) from error
+        raise
 
 
 def _umask() -> int:
@@ -132,12 +148,31 @@ def changed_files(run: Path, files: dict[str, RawFile]) -> list[str]:
     return wrong
 
 
+def let_read(folder: Path) -> None:
+    """Let everybody read a folder's files: containers run as users of their own.
+
+    What was checked out under a tight umask is its owner's alone. Raises `BadFile`.
+    """
+    for path in (folder, *folder.rglob("*")):
+        mode = path.stat().st_mode
+        wanted = mode | (0o055 if path.is_dir() else 0o044)
+        if mode == wanted or "__pycache__" in path.parts:
+            continue
+        try:
+            path.chmod(wanted)
+        except OSError as error:
+            raise BadFile(
+                f"containers cannot read {path}: {error.strerror}", hint=f"chmod -R go+rX {folder}"
+            ) from None
+
+
 def give_to_caller(folder: Path) -> None:
     """Make every file below a folder the caller's: containers wrote some under their own user."""
     if os.geteuid() != 0:
         return  # then the containers ran under the caller's own user
-    if folder.is_dir():
-        os.chown(folder, os.geteuid(), os.getegid())
-    for root, folders, files in os.walk(folder):
-        for name in folders + files:
-            os.chown(Path(root) / name, os.geteuid(), os.getegid(), follow_symlinks=False)
+    with writing(folder):
+        if folder.is_dir():
+            os.chown(folder, os.geteuid(), os.getegid())
+        for root, folders, files in os.walk(folder):
+            for name in folders + files:
+                os.chown(Path(root) / name, os.geteuid(), os.getegid(), follow_symlinks=False)

@@ -8,9 +8,9 @@ from kit import model
 from kit.build import ensure_image
 from kit.image import find_image
 from kit.model import find_model
-from kit.paths import COMPOSE
+from kit.paths import COMPOSE, INSIDE
 from kit.platform import Platform, find_platform
-from kit.store import write_text
+from kit.store import let_read, write_text
 
 
 def device_values(platform: Platform) -> dict[str, str]:
@@ -37,6 +37,7 @@ def use(
     chosen = find_model(model_id or model.DEFAULT)
     built = ensure_image(record, say)
     files = model.ensure_model(chosen, built, say)
+    let_read(INSIDE)
     values = {
         "KIT_IMAGE": record.tag if record.source != "adopted" else built.image_id,
         "KIT_PYTHON": record.interpreter,

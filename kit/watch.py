@@ -5,6 +5,7 @@ Both write each line as it happens, so that a crash keeps what was seen.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -96,7 +97,8 @@ class EventLog:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._stream is not None:
-            self._stream.close()
+            with contextlib.suppress(OSError, AttributeError):  # of an engine that is gone
+                self._stream.close()
         self._thread.join(timeout=5)
         if self._client is not None:
             self._client.close()
@@ -191,8 +193,8 @@ class Telemetry:
             try:
                 stats = self._client.api.stats(name, stream=False, one_shot=True)
                 total += stats["cpu_stats"]["cpu_usage"]["total_usage"] / 1e9
-            except (docker.errors.APIError, KeyError):
-                continue
+            except (requests.RequestException, ConnectionError, KeyError):
+                continue  # the engine's refusals among them
         return total
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -16,6 +16,9 @@ TIERS = ("unit", "integration", "container", "gpu")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the long tests")
+    parser.addoption(
+        "--write-matrix", action="store_true", help="write what faults left to docs/hostile.md"
+    )
     parser.addoption("--gpu", action="store_true", help="also run the tests that need a GPU")
 
 

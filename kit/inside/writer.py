@@ -86,6 +86,32 @@ def lag_summary(lags_ns: list[int]) -> dict[str, float | None]:
     }
 
 
+class Lags:
+    """Counts lags by whole microseconds, rounded up: however many there are, it stays small."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def add(self, lag_ns: int) -> None:
+        """Take one lag in."""
+        lag_us = -(-lag_ns // 1000)
+        self._counts[lag_us] = self._counts.get(lag_us, 0) + 1
+
+    def summary(self) -> dict[str, float | None]:
+        """Return p50, p99 and max in seconds, as `lag_summary` does."""
+        total, seen = sum(self._counts.values()), 0
+        ordered = sorted(self._counts)
+        found: dict[str, float | None] = {"p50": None, "p99": None, "max": None}
+        for lag_us in ordered:
+            seen += self._counts[lag_us]
+            for name, q in (("p50", 0.5), ("p99", 0.99)):
+                if found[name] is None and seen > min(total - 1, int(q * total)):
+                    found[name] = lag_us * 1000 / NS
+        if ordered:
+            found["max"] = ordered[-1] * 1000 / NS
+        return found
+
+
 def sample_of(request: Request, flown: Flown, reply: Reply, t0_ns: int) -> dict[str, Any]:
     """Return the line of samples.jsonl: times in seconds from `t0_ns`, to the microsecond.
 
@@ -305,8 +331,8 @@ def append_line(out: FileIO, line: bytes) -> None:
 def _write_all(requests: list[Request], feed: socket.socket, out: FileIO) -> dict[str, Any]:
     frames = _frames(feed.makefile("rb"))
     t0_ns = next(frames, 0)
-    lags: list[int] = []
-    kinds: list[str] = []
+    lags = Lags()
+    kinds: set[str] = set()
     written = failed = shared = chunks = 0
     tell_at = 0.0
     for frame in frames:
@@ -319,9 +345,11 @@ def _write_all(requests: list[Request], feed: socket.socket, out: FileIO) -> dic
         failed += reply.error is not None
         shared += reply.shared
         chunks += len(reply.chunk_ns)
-        lags += [wait for _, wait, _ in flown.reads if wait >= 0]
+        for _, wait, _ in flown.reads:
+            if wait >= 0:
+                lags.add(wait)
         if sample["stamps"]:
-            kinds.append(sample["stamps"])
+            kinds.add(sample["stamps"])
         if time.monotonic() >= tell_at:
             feed.sendall(b"%d %d\n" % (written, failed))
             tell_at = time.monotonic() + _TELL_EVERY_S
@@ -330,8 +358,8 @@ def _write_all(requests: list[Request], feed: socket.socket, out: FileIO) -> dic
         "written": written,
         "failed": failed,
         "cpu_s": time.process_time(),
-        "stamps": kinds[0] if len(set(kinds)) == 1 else "mixed" if kinds else None,
+        "stamps": kinds.pop() if len(kinds) == 1 else "mixed" if kinds else None,
         "shared_stamps": shared,
         "chunks": chunks,
-        "recv_lag_s": lag_summary(lags),
+        "recv_lag_s": lags.summary(),
     }

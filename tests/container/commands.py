@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
@@ -40,12 +42,30 @@ def kit_words(*words: str) -> list[str]:
     return [sys.executable, "-m", "kit", *words]
 
 
-def run_kit(*words: str, timeout_s: float = 600) -> Ran:
-    begin = time.monotonic()
-    done = subprocess.run(
-        kit_words(*words), cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False
+def start_kit(*words: str, root: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    """Start a command of a checkout; `communicate` waits for it and reads what it printed."""
+    return subprocess.Popen(
+        kit_words(*words),
+        cwd=root,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - begin)
+
+
+def run_kit(*words: str, timeout_s: float = 600, root: Path = ROOT, **environment: str) -> Ran:
+    """Run a command of a checkout to its end."""
+    begin = time.monotonic()
+    child = start_kit(*words, root=root, **environment)
+    try:
+        stdout, stderr = child.communicate(timeout=timeout_s)
+    except BaseException:
+        child.terminate()
+        child.communicate(timeout=120)
+        raise
+    return Ran(child.returncode, stdout, stderr, time.monotonic() - begin)
 
 
 def run_nox(*words: str, timeout_s: float = 900) -> Ran:
@@ -109,3 +129,18 @@ def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:
             return found
         time.sleep(0.05)
     raise AssertionError(f"{pattern} never appeared")
+
+
+def checkout(to: Path) -> Path:
+    """Return a copy of this checkout's files at `to`, without what was made in it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, listed)):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, to / name)
+    return to

@@ -10,6 +10,7 @@ from typing import Any
 import docker
 import pytest
 from commands import FAST, Ran, objects_of_runs, run_nox
+from matrix import Matrix, Trial, Witness, witness_on
 
 from kit import engine
 
@@ -34,6 +35,31 @@ def nothing_left(client: docker.DockerClient, tmp_path: Path) -> Iterator[None]:
     """Fail when a run of the test leaves a container, network or volume behind."""
     yield
     assert objects_of_runs(client, tmp_path) == []
+
+
+@pytest.fixture(scope="session")
+def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
+    """What faults leave, counted over all tests of this call."""
+    found = Matrix()
+    yield found
+    if request.config.getoption("--write-matrix"):
+        found.write()
+
+
+@pytest.fixture
+def witness(client: docker.DockerClient, built: object) -> Iterator[Witness]:
+    """Objects of somebody else on the engine, which no run may change."""
+    with witness_on(client) as found:
+        yield found
+        assert found.changed() == []
+
+
+@pytest.fixture
+def trial(
+    client: docker.DockerClient, witness: Witness, matrix: Matrix, tmp_path: Path
+) -> Callable[[str], Trial]:
+    """Begin a trial of the fault of that name."""
+    return lambda fault: Trial(fault, tmp_path / "runs", client, witness, matrix)
 
 
 @pytest.fixture

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import docker
 import pytest
-from commands import CACHED, kit_words, objects_of_runs, only_manifest, quietly, run_kit, wait_for
+from commands import (
+    CACHED,
+    checkout,
+    objects_of_runs,
+    only_manifest,
+    quietly,
+    run_kit,
+    service_of,
+    start_kit,
+    wait_for,
+)
+from small_disk import small_disk
 
 from kit.errors import DiskFull, ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
@@ -149,13 +158,7 @@ def test_a_signal_ends_a_run_cleanly_in_every_stage(
     tmp_path: Path, stub_file: Callable[..., str], stage: str, signum: signal.Signals
 ) -> None:
     runs = tmp_path / "runs"
-    child = subprocess.Popen(
-        kit_words(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED)),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = start_kit(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED))
     wait_for(runs, STAGES[stage])
     child.send_signal(signum)
     _, stderr = child.communicate(timeout=90)
@@ -173,15 +176,10 @@ def test_killed_run_is_swept_by_the_next_and_nothing_else_is(
     runs = tmp_path / "runs"
     witness = client.networks.create("kit-test-witness", labels={"not.kit.run": "x"})
     try:
-        child = subprocess.Popen(
-            kit_words(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED)),
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        child = start_kit(*RUN, "--out", str(runs), "--stub", stub_file(**CACHED))
         wait_for(runs, STAGES["under load"])
         child.kill()
-        child.wait()
+        child.communicate()
         assert objects_of_runs(client, runs)
         swept = run_kit("sweep")
         assert swept.code == 0, swept.stderr
@@ -200,13 +198,7 @@ def test_an_interrupted_run_goes_on_after_its_last_whole_replicate(
     tmp_path: Path, stub_file: Callable[..., str], signum: signal.Signals
 ) -> None:
     runs, again = tmp_path / "runs", ("--json",)
-    child = subprocess.Popen(
-        kit_words(*RUN, "--quick", "--out", str(runs), "--stub", stub_file(**CACHED)),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    child = start_kit(*RUN, "--quick", "--out", str(runs), "--stub", stub_file(**CACHED))
     wait_for(runs, STAGES["second replicate"])
     child.send_signal(signum)
     _, stderr = child.communicate(timeout=90)
@@ -231,34 +223,79 @@ def test_an_interrupted_run_goes_on_after_its_last_whole_replicate(
     assert "the run is complete" in refused.stderr
 
 
+ODD = "a$b${HOME}c $$ 'x' \"y\" \\ 1e3 é\t\N{SNOWMAN}"
+STRAY = {
+    "KIT_IMAGE": "nothing:here",
+    "KIT_ACCEL": "cuda-cdi",
+    "COMPOSE_PROFILES": "other",
+    "COMPOSE_PROJECT_NAME": "other",
+    "COMPOSE_FILE": "other.yml",
+    "DOCKER_DEFAULT_PLATFORM": "linux/arm64",
+    "VLLM_PORT": "1",
+    "VLLM_LOGGING_LEVEL": "NONSENSE",
+    "PYTHONPATH": "/nowhere",
+    "PYTHONSTARTUP": "/nowhere.py",
+}
+OVERRIDE = "services: {server: {command: [nothing], labels: {stray: '1'}}}\n"
+
+
 def test_arguments_arrive_byte_for_byte_whatever_surrounds_them(
-    tmp_path: Path, stub_file: Callable[..., str]
+    tmp_path: Path, stub_file: Callable[..., str], client: docker.DockerClient
 ) -> None:
-    """A stray compose/.env and variables of the caller change nothing; `$` is no variable."""
-    odd = "a$b${HOME}c $$ 'x' \"y\" \\ 1e3"
-    told = [{"when": {}, "set": {"scheduler_config.note": odd}}]
-    planted = stub_file(**CACHED, info_when=told)
+    """Stray files and variables change nothing and are named; `$` is no variable.
+
+    By a checkout of its own, whose compose files have overrides and variables beside them.
+    """
+    root = checkout(tmp_path / "clone")
+    for folder in (root, root / "compose"):
+        (folder / "docker-compose.override.yml").write_text(OVERRIDE, "utf-8")
+        (folder / ".env").write_text("KIT_IMAGE=nothing:here\nKIT_MEMORY=1m\n", "utf-8")
+    config = tmp_path / "docker"
+    config.mkdir()
+    proxies = {"default": {"httpProxy": "http://me:canary@127.0.0.1:9"}}
+    (config / "config.json").write_text(json.dumps({"proxies": proxies}), "utf-8")
+    told = [{"when": {}, "set": {"scheduler_config.note": ODD}}]
     runs = tmp_path / "runs"
-    environment = {
-        **os.environ,
-        "KIT_IMAGE": "nothing:here",
-        "KIT_ACCEL": "cuda-cdi",
-        "COMPOSE_PROFILES": "other",
-        "COMPOSE_PROJECT_NAME": "other",
-        "COMPOSE_FILE": "other.yml",
-    }
-    done = subprocess.run(
-        kit_words(*RUN, "--quick", "--out", str(runs), "--stub", planted),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert done.returncode in (0, 4), done.stderr  # 4: a busy machine, which is no matter here
+    words = (*RUN, "--quick", "--out", str(runs), "--stub", stub_file(**CACHED, info_when=told))
+    child = start_kit(*words, root=root, DOCKER_CONFIG=str(config), **STRAY)
+    wait_for(runs, STAGES["under load"])
+    found = [service_of(client, runs, name).attrs["Config"] for name in ("server", "client")]
+    _, stderr = child.communicate(timeout=120)
+    assert child.returncode in (0, 4), stderr  # 4: a busy machine, which is no matter here
     _, run = only_manifest(runs)
     info = json.loads((run / "replicates/00-pair0-baseline/server_info.json").read_text("utf-8"))
-    assert info["vllm_config"]["scheduler_config"]["note"] == odd
+    assert info["vllm_config"]["scheduler_config"]["note"] == ODD
+    for one in found:
+        text = json.dumps(one)
+        assert "canary" not in text
+        assert "stray" not in text
+        values = {pair.partition("=")[0]: pair for pair in one["Env"]}
+        assert "VLLM_PORT" not in values
+        assert "VLLM_LOGGING_LEVEL" not in values
+        assert "nowhere" not in values.get("PYTHONPATH", "")
+    (line,) = [line for line in stderr.splitlines() if line.startswith("ignored, ")]
+    for name in (*(n for n in STRAY if not n.startswith("PYTHON")), "docker-compose.override.yml"):
+        assert name in line
+
+
+@pytest.mark.full
+def test_values_arrive_byte_for_byte_in_a_reproduction(
+    tmp_path: Path, stub_file: Callable[..., str]
+) -> None:
+    told = [{"when": {}, "set": {"scheduler_config.note": ODD}}]
+    first, again = tmp_path / "first", tmp_path / "again"
+    words = (*RUN, "--quick", "--out", str(first), "--stub", stub_file(**CACHED, info_when=told))
+    ran = run_kit(*words)
+    assert ran.code in (0, 4), ran.stderr
+    _, original = only_manifest(first)
+    replayed = run_kit("reproduce", str(original), "--quick", "--json", "--out", str(again))
+    assert "Traceback" not in replayed.stderr
+    manifest, run = only_manifest(again)
+    assert manifest.status == "complete", replayed.stderr
+    for each in (original, run):
+        for info in each.glob("replicates/*/server_info.json"):
+            config = json.loads(info.read_text("utf-8"))["vllm_config"]
+            assert config["scheduler_config"]["note"] == ODD
 
 
 def test_unwritable_output_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -269,49 +306,8 @@ def test_unwritable_output_is_refused_before_anything_starts(tmp_path: Path) -> 
     assert ran.stderr.count("error:") == 1
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mount a small file system of so many MiB; needs root, as the engine's host here has."""
-    target = tmp_path / "disk"
-    target.mkdir()
-
-    def mount(mib: int) -> Path:
-        options = f"size={mib}m,mode=0755"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "kit-test", target], check=True)
-        return target
-
-    yield mount
-    subprocess.run(["umount", target], check=False)
-
-
-def test_too_little_space_is_refused_before_anything_starts(
-    small_disk: Callable[[int], Path],
-) -> None:
-    ran = run_kit(*RUN, "--quick", "--out", str(small_disk(64) / "runs"))
+def test_too_little_space_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        ran = run_kit(*RUN, "--quick", "--out", str(disk / "runs"))
     assert ran.code == DiskFull.exit_code
     assert "MiB are free" in ran.stderr
-
-
-def test_disk_that_fills_under_load_is_named_and_nothing_is_left(
-    small_disk: Callable[[int], Path], stub_file: Callable[..., str], client: docker.DockerClient
-) -> None:
-    disk = small_disk(2100)
-    child = subprocess.Popen(
-        kit_words(
-            *RUN, "--out", str(disk / "runs"), "--stub", stub_file(**{**CACHED, "itl_s": 0.1})
-        ),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(disk / "runs", STAGES["under load"])
-    with (disk / "filler").open("wb") as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(1 << 20))
-    _, stderr = child.communicate(timeout=120)
-    assert child.returncode == DiskFull.exit_code, stderr
-    assert "Traceback" not in stderr
-    manifest, _ = only_manifest(disk)
-    assert manifest.status == "failed"
-    assert objects_of_runs(client, disk) == []  # the fixture comes after the disk is gone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from kit.bench import BenchResult, bench, show
 from kit.bench_proxy import ProxyCost, bench_proxy, show_proxy
 from kit.cli import main
-from kit.errors import UsageError
+from kit.errors import PortTaken, UsageError
 from kit.proxy_document import DOCUMENT, this_machine, write_document
 
 
@@ -99,3 +100,12 @@ def test_the_proxy_adds_little() -> None:
         # the slowest of 64: 5 to 14 ms were seen where the stub and the client share a core
         assert cost.added_ttft_p99_s <= (0.003 if cost.separate_cores else 0.02)
         assert cost.added_token_p99_s <= 0.003
+
+
+def test_a_port_that_was_stolen_after_it_was_free_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        monkeypatch.setattr("kit.bench.free_port", lambda: thief.getsockname()[1])
+        with pytest.raises(PortTaken, match=rf"by .+ \({os.getpid()}\) meanwhile"):
+            bench((1,), tokens=2)

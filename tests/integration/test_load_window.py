@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepping_clock import SteppingClock
 from stub_process import (
     Measured,
     completion,
@@ -26,7 +27,6 @@ from stub_process import (
 )
 
 from kit.inside import window
-from kit.inside.clock import NS, Clock
 from kit.paths import INSIDE
 
 SAMPLE_KEYS = {
@@ -335,22 +335,6 @@ def test_it_runs_as_in_a_container_without_the_rest_of_the_kit(tmp_path: Path) -
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-class SteppingClock(Clock):
-    """The real clock, but the wall clock jumps at a time."""
-
-    def __init__(self, step_s: float, after_s: float) -> None:
-        self._step_ns = round(step_s * NS)
-        self._at_real_ns = time.time_ns() + round(after_s * NS)
-        self.realtime_ns = lambda: self._stepped(time.time_ns())  # type: ignore[method-assign]
-
-    def _stepped(self, real_ns: int) -> int:
-        return real_ns + self._step_ns if real_ns >= self._at_real_ns else real_ns
-
-    def receive(self, sock: socket.socket) -> tuple[bytes, int | None]:
-        data, stamp = super().receive(sock)
-        return data, None if stamp is None else self._stepped(stamp)
 
 
 @pytest.mark.parametrize("step_s", [2.0, -2.0])

@@ -12,10 +12,21 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import docker
+import docker.errors
 import pytest
+import requests
+import urllib3
 
 from kit import engine
-from kit.errors import EngineForbidden, EngineMissing, EngineTooOld, EngineUnreachable
+from kit.errors import (
+    DiskFull,
+    EngineForbidden,
+    EngineLost,
+    EngineMissing,
+    EngineTooOld,
+    EngineUnreachable,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -226,3 +237,47 @@ def test_without_a_cli_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineMissing, match="CLI is not installed"):
         engine.cli_program()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        requests.ConnectionError("refused"),
+        requests.exceptions.ChunkedEncodingError("cut"),
+        urllib3.exceptions.ProtocolError("cut"),
+        ConnectionResetError(),
+    ],
+)
+def test_an_engine_that_goes_away_is_lost(error: Exception) -> None:
+    with pytest.raises(EngineLost, match="stopped answering"), engine.answering():
+        raise error
+
+
+def test_an_answer_that_refuses_is_not_a_lost_engine_but_its_full_disk_is_told() -> None:
+    with pytest.raises(docker.errors.NotFound), engine.answering():
+        raise docker.errors.NotFound("no such container")
+    words = "write /var/lib/docker/x: no space left on device"
+    with pytest.raises(DiskFull, match="the engine has no space left"), engine.answering():
+        raise docker.errors.APIError("500", explanation=words)
+
+
+class Pinged:
+    """An engine that is away for the first so many pings."""
+
+    def __init__(self, away: int) -> None:
+        self._away = away
+
+    def ping(self) -> None:
+        self._away -= 1
+        if self._away >= 0:
+            raise requests.ConnectionError("refused")
+
+
+def test_an_engine_that_comes_back_is_waited_for_and_one_that_does_not_is_lost() -> None:
+    said: list[str] = []
+    assert not engine.wait_until_back(Pinged(0), said.append)  # type: ignore[arg-type]
+    assert said == []
+    assert engine.wait_until_back(Pinged(1), said.append)  # type: ignore[arg-type]
+    assert len(said) == 1
+    with pytest.raises(EngineLost):
+        engine.wait_until_back(Pinged(9), said.append, patience_s=0.1)  # type: ignore[arg-type]

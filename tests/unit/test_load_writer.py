@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from kit.inside.clock import NS
 from kit.inside.spec import Request
 from kit.inside.writer import (
     Flown,
+    Lags,
     Writer,
     WriterReport,
     append_line,
@@ -116,3 +118,18 @@ def test_whose_stamps_they_are(waits: list[int], stamps: str | None) -> None:
 def test_with_few_values_p99_is_the_largest() -> None:
     assert lag_summary([3 * NS, NS, 2 * NS]) == {"p50": 2.0, "p99": 3.0, "max": 3.0}
     assert lag_summary([]) == {"p50": None, "p99": None, "max": None}
+
+
+def test_counted_lags_are_summed_up_as_listed_ones_are() -> None:
+    draw = random.Random(3)
+    for count in (0, 1, 2, 99, 100, 101, 5000):
+        listed = [draw.choice((0, 999, 40_000)) + draw.randrange(3_000_000) for _ in range(count)]
+        counted = Lags()
+        for lag_ns in listed:
+            counted.add(lag_ns)
+        seen, true = counted.summary(), lag_summary(listed)
+        for name, value in true.items():
+            if value is None:
+                assert seen[name] is None
+            else:
+                assert 0 <= float(seen[name] or 0) - value < 1.001e-6

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import read_only
 from virtual_run import exp1_run, write_run
 
 from kit import owner, store
-from kit.errors import Interrupted, KitError
+from kit.errors import EngineLost, EngineUnreachable, Interrupted, KitError, RunFolderLost
 from kit.manifest import load_manifest, manifest_json
 from kit.paths import ROOT
 
@@ -49,6 +50,9 @@ class Engine:
 
     def __init__(self, run_id: str) -> None:
         self.containers, self.networks, self.volumes = (Shelf(run_id) for _ in range(3))
+
+    def info(self) -> dict[str, str]:
+        return {"ID": "this engine"}
 
     def add(self, *names: str, stays: bool = False) -> None:
         for name in names:
@@ -111,6 +115,37 @@ def test_a_killed_run_is_swept_by_its_label_and_marked(tmp_path: Path) -> None:
     assert load_manifest(run / "manifest.json").status == "interrupted"
     assert active() == []
     assert sweep(engine) == []
+
+
+@pytest.mark.parametrize("error", [EngineLost, EngineUnreachable])
+def test_a_run_whose_engine_went_away_is_swept_where_it_ran(
+    tmp_path: Path, error: type[KitError]
+) -> None:
+    with pytest.raises(error), owner.claim("dead", tmp_path, "another engine"):
+        raise error("gone")
+    here = Engine("dead")
+    here.add("not ours")
+    assert sweep(here) == []
+    assert len(here.networks.things) == 1
+    assert active() == ["dead.json"]
+    here.info = lambda: {"ID": "another engine"}  # type: ignore[method-assign]
+    assert [one.removed for one in sweep(here)] == [("not ours",)]
+    assert active() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_run_whose_folder_cannot_be_written_is_marked_when_it_can(tmp_path: Path) -> None:
+    run = running(tmp_path)
+    engine = Engine("dead")
+    with read_only(run):
+        with pytest.raises(RunFolderLost), owner.claim("dead", run):
+            store.release(run)
+        (found,) = sweep(engine)
+        assert "Read-only file system" in str(found.unwritable)
+        assert active() == ["dead.json"]
+    assert [one.unwritable for one in sweep(engine)] == [None]
+    assert load_manifest(run / "manifest.json").status == "interrupted"
+    assert active() == []
 
 
 def test_a_run_that_died_before_it_said_where_it_is_is_swept(tmp_path: Path) -> None:

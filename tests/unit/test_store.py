@@ -15,12 +15,14 @@ from kit.store import (
     changed_files,
     disk_error,
     hash_files,
+    let_read,
     release,
     reserve,
     sha256_file,
     write_bytes,
     write_json,
     write_text,
+    writing,
 )
 
 
@@ -102,3 +104,35 @@ def test_space_is_held_back_and_given_back(tmp_path: Path) -> None:
     release(tmp_path)
     release(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "error"),
+    [
+        (errno.EROFS, "run/a.json", RunFolderLost),
+        (errno.EIO, "run/a.json", RunFolderLost),
+        (errno.ENOSPC, "elsewhere", DiskFull),
+        (errno.ENOSPC, None, DiskFull),
+        (errno.EROFS, "elsewhere", OSError),
+        (errno.ECONNRESET, None, OSError),
+    ],
+)
+def test_what_goes_wrong_with_a_run_s_files_is_the_kit_s_error_and_nothing_else_is(
+    tmp_path: Path, number: int, name: str | None, error: type[Exception]
+) -> None:
+    path = None if name is None else str(tmp_path / name)
+    with pytest.raises(error), writing(tmp_path / "run"):
+        raise OSError(number, os.strerror(number), path)
+
+
+def test_what_containers_read_is_made_readable_and_nothing_more(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    (inside / "part").mkdir(parents=True, mode=0o700)
+    secret = tmp_path / "secret"
+    for path in (inside / "part" / "a.py", secret):
+        path.touch(mode=0o600)
+    inside.chmod(0o700)
+    let_read(inside)
+    modes = [p.stat().st_mode & 0o777 for p in (inside, inside / "part", inside / "part" / "a.py")]
+    assert modes == [0o755, 0o755, 0o644]
+    assert secret.stat().st_mode & 0o777 == 0o600
