@@ -120,13 +120,17 @@ def service_of(client: docker.DockerClient, out: Path, service: str) -> Any:
     return found
 
 
-def wait_for(path: Path, pattern: str, timeout_s: float = 90) -> Path:
-    """Wait until a file below a folder appears; return it."""
+def wait_for(
+    path: Path, pattern: str, timeout_s: float = 90, child: subprocess.Popen[str] | None = None
+) -> Path:
+    """Wait until a file below a folder appears; return it. `child` is what shall make it."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         found = next(path.rglob(pattern), None)
         if found is not None:
             return found
+        if child is not None and child.poll() is not None:
+            raise AssertionError(f"{pattern} never appeared: {child.communicate()[1]}")
         time.sleep(0.05)
     raise AssertionError(f"{pattern} never appeared")
 

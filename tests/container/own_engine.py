@@ -1,6 +1,7 @@
 """A second Docker Engine with everything of its own: it may be restarted and its disk filled.
 
-Its data root is a small ext4 in a file; it leaves the host's firewall alone. Needs root.
+Its data root is a small ext4 in a file, and it has a network of its own, so that it never meets
+the other engine's firewall. Needs root.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,11 +55,6 @@ class OwnEngine:
             "pidfile": str(self.folder / "pid"),
             "hosts": [self.host],
             "bridge": "none",
-            "iptables": False,
-            "ip6tables": False,
-            "ip-masq": False,
-            "ip-forward": False,
-            "userland-proxy": False,
             "storage-driver": "overlay2",
             "default-address-pools": [{"base": "10.213.0.0/16", "size": 24}],
             "containerd-namespace": "kit-test",
@@ -67,7 +64,14 @@ class OwnEngine:
         path.write_text(json.dumps(config), "utf-8")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["dockerd", "--config-file", path],
+                [
+                    "unshare",
+                    "--net",
+                    "sh",
+                    "-c",
+                    'ip link set lo up; exec dockerd --config-file "$0"',
+                    path,
+                ],
                 cwd="/",
                 env={"PATH": PATH, "HOME": "/root", "LC_ALL": "C.UTF-8"},
                 stdin=subprocess.DEVNULL,
@@ -98,18 +102,39 @@ class OwnEngine:
             self._process.wait(120)
             self._process = None
 
-    def fill(self) -> Path:
-        """Leave nothing free on its disk; return the file that takes it."""
-        filler = self.disk / "filler"
-        with filler.open("wb") as out:
-            size, piece = 0, 1 << 30
-            while piece >= 4096:
-                try:
-                    os.posix_fallocate(out.fileno(), size, piece)
-                    size += piece
-                except OSError:
-                    piece //= 2
-        return filler
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Let nothing be free on its disk while the block runs, whatever is removed there."""
+        filler, stop = self.disk / "filler", threading.Event()
+
+        def fill() -> None:
+            size = 0
+            with filler.open("wb") as out:
+                while True:
+                    size = _take_all(out.fileno(), size)
+                    if stop.wait(0.05):
+                        return
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            filler.unlink()
+
+
+def _take_all(file: int, size: int) -> int:
+    """Let a file of that size grow until nothing more fits; return its size then."""
+    piece = 1 << 30
+    while piece >= 4096:
+        try:
+            os.posix_fallocate(file, size, piece)
+            size += piece
+        except OSError:
+            piece //= 2
+    return size
 
 
 def load_image(own: OwnEngine, reference: str) -> None:

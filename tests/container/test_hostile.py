@@ -68,7 +68,7 @@ def finish(child: subprocess.Popen[str], timeout_s: float = 200) -> tuple[str, s
 def under_slow_load(out: Path, stub_file: StubFile) -> subprocess.Popen[str]:
     """Start a run whose answers take seconds, and return in the middle of its first load."""
     child = start(out, stub_file(**{**CACHED, "itl_s": 0.1}))
-    wait_for(out, UNDER_LOAD)
+    wait_for(out, UNDER_LOAD, child=child)
     time.sleep(2)
     return child
 
@@ -145,7 +145,7 @@ def test_a_run_ended_at_a_stage_s_end(
 ) -> None:
     one = trial(f"{signum.name} when {boundary}")
     child = start(one.runs, stub_file(**CACHED))
-    wait_for(one.runs, BOUNDARIES[boundary])
+    wait_for(one.runs, BOUNDARIES[boundary], child=child)
     one.strike()
     child.send_signal(signum)
     ended(one, child, signum)
@@ -286,7 +286,7 @@ def test_a_run_folder_that_is_removed_ends_the_run(
 ) -> None:
     one = trial("run folder removed")
     child = start(one.runs, stub_file(**CACHED))
-    wait_for(one.runs, UNDER_LOAD)
+    wait_for(one.runs, UNDER_LOAD, child=child)
     manifest, run = only_manifest(one.runs)
     while run.exists():  # the load writes into it meanwhile
         shutil.rmtree(run, ignore_errors=True)
@@ -301,7 +301,7 @@ def test_a_run_folder_that_is_removed_ends_the_run(
 def test_a_run_folder_that_turns_read_only_ends_the_run(trial: Begin, stub_file: StubFile) -> None:
     one = trial("run folder turned read-only")
     child = start(one.runs, stub_file(**CACHED))
-    wait_for(one.runs, UNDER_LOAD)
+    wait_for(one.runs, UNDER_LOAD, child=child)
     _, run = only_manifest(one.runs)
     one.strike()
     with read_only(run):
@@ -423,7 +423,7 @@ def test_what_is_secret_here_reaches_no_file_no_label_and_no_terminal(
 ) -> None:
     one = trial("secrets in the caller's environment")
     child = start(one.runs, stub_file(**CACHED), **CANARIES)
-    wait_for(one.runs, UNDER_LOAD)
+    wait_for(one.runs, UNDER_LOAD, child=child)
     found = [service_of(client, one.runs, name) for name in ("server", "client")]
     told = {f"{c.name}, inspected": json.dumps(c.attrs).encode() for c in found}
     told |= {

@@ -29,9 +29,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def own(built: object) -> Iterator[OwnEngine]:
+def own(built: object, client: docker.DockerClient) -> Iterator[OwnEngine]:
     with own_engine(f"vllm-kit:{find_platform('cpu').default_image}") as found:
         yield found
+    with witness_on(client) as witness:  # the machine's engine, its own bridge too, still serves
+        assert witness.changed() == []
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def under_load(
         one = Trial(fault, runs, own_client, own_witness, matrix, environment)
         stub = stub_file(**{**CACHED, "itl_s": 0.1})
         child = start_kit(*RUN, "--out", str(runs), "--stub", stub, **environment)
-        wait_for(runs, UNDER_LOAD)
+        wait_for(runs, UNDER_LOAD, child=child)
         time.sleep(2)
         one.strike()
         return one, child
@@ -102,11 +104,8 @@ def test_a_full_data_root_is_named_and_the_run_goes_on_when_there_is_room(
     own: OwnEngine, under_load: Callable[[str], tuple[Trial, object]]
 ) -> None:
     one, child = under_load("engine's disk full")
-    filler = own.fill()
-    try:
+    with own.full():
         _, stderr = finish(child, 400)  # type: ignore[arg-type]
-    finally:
-        filler.unlink()
     assert child.returncode == DiskFull.exit_code, stderr  # type: ignore[attr-defined]
     assert "the engine has no space left" in stderr
     _, run = one.close("failed", then=", then resumed to its end")
