@@ -269,6 +269,12 @@ def pull(session: nox.Session) -> None:
 
 
 @nox.session
+def fleet(session: nox.Session) -> None:
+    """Run a matrix of experiments over a Slurm cluster: fleet -- PLAN.yaml [--dry-run]."""
+    kit(session, "fleet", *session.posargs, env="fleet")
+
+
+@nox.session
 def attack(session: nox.Session) -> None:
     """Attack the verdicts with planted effects and faults; prints the confusion table."""
     kit(session, "attack", *session.posargs)
@@ -309,5 +315,5 @@ def requirements(session: nox.Session) -> None:
     python = environment(session, "dev")
     compile_ = [python, "-m", "uv", "pip", "compile", "-q", "--universal", "--generate-hashes"]
     compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate", "pyproject.toml"]
-    for name, group in (("kit", []), ("dev", ["--group", "dev"])):
+    for name, group in (("kit", []), *((each, ["--group", each]) for each in ("dev", "fleet"))):
         session.run(*compile_, *group, "-o", f"requirements/{name}.lock", external=True)

@@ -17,6 +17,7 @@ from kit.cli_again import Out, Quick, add_again_commands
 from kit.cli_check import check_command
 from kit.cli_doctor import doctor_command
 from kit.cli_fit import fit_command
+from kit.cli_fleet import fleet_command
 from kit.cli_images import Json, add_image_commands
 from kit.cli_report import add_report_commands
 from kit.cli_share import add_share_commands
@@ -397,6 +398,7 @@ add_report_commands(app)
 app.command("fit")(fit_command)
 app.command("check")(check_command)
 app.command("doctor")(doctor_command)
+app.command("fleet")(fleet_command)
 
 
 def _show_variants(words: list[str]) -> None:

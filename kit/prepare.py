@@ -15,7 +15,7 @@ from typing import Any
 from kit import build, model
 from kit.build import BuiltImage
 from kit.compose import MOUNT, Runtime, runtime_of
-from kit.errors import IdentityMismatch, ModelDamaged, UsageError
+from kit.errors import IdentityMismatch, ModelDamaged, NotLocked, UsageError
 from kit.experiment import (
     Experiment,
     Flag,
@@ -26,11 +26,12 @@ from kit.experiment import (
     without_answers,
 )
 from kit.image import ImageRecord, find_image
+from kit.lock_file import lock_sha256, read_identity_lock, read_lock
 from kit.manifest import RanImage
 from kit.model import ModelRecord, find_model
 from kit.paths import INSIDE, RUNS
 from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
-from kit.platform import Platform
+from kit.platform import DEFAULT_IMAGES, Platform
 from kit.sequential import Stopping
 from kit.store import let_read
 from kit.verdict import MIN_PAIRS
@@ -110,9 +111,9 @@ def prepare(
     say: Say,
 ) -> Prepared:
     """Make images and model ready and freeze the plan. Raises what building and fetching raise."""
-    records = _choose_images(experiment, platform, options)
+    records = _choose_images(experiment, platform.default_image, options)
     chosen = find_model(options.model or experiment.model or model.DEFAULT)
-    _check_needs(name, experiment, platform, chosen)
+    _check_needs(name, experiment, chosen)
     built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
     ran = {key: _ran(b) for key, b in built.items()}
     files = model.ensure_model(chosen, built[records[1].id], say)
@@ -120,13 +121,59 @@ def prepare(
         key: PlannedImage(id=key, identity=r.identity, lock_sha256=r.lock_sha256)
         for key, r in ran.items()
     }
+    plan, lines = _freeze(
+        name, experiment, platform.name, options, records, planned, chosen, files.files
+    )
+    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
+
+
+def plan_ahead(name: str, options: Options) -> Plan:
+    """Return the plan that a run with these options will freeze, from the locks alone.
+
+    Needs no engine; `options.platform` must say the platform. Raises what `choose` raises, and
+    `NotLocked` where an image has no locked identity that could be known beforehand.
+    """
+    if options.platform not in DEFAULT_IMAGES:
+        raise UsageError(f"no platform `{options.platform}`", hint="cpu or cuda")
+    experiment = choose(name, options)
+    records = _choose_images(experiment, DEFAULT_IMAGES[options.platform], options)
+    chosen = find_model(options.model or experiment.model or model.DEFAULT)
+    _check_needs(name, experiment, chosen)
+    planned = {record.id: _locked(record) for record in records}
+    files = model.read_model_lock(chosen).files
+    return _freeze(name, experiment, options.platform, options, records, planned, chosen, files)[0]
+
+
+def _locked(record: ImageRecord) -> PlannedImage:
+    """Return an image as every machine will have it, from its lock."""
+    locked = None if record.source == "adopted" else read_identity_lock(record)
+    if locked is None:
+        raise NotLocked(
+            f"the image {record.id} has no locked identity, so no plan can name its bits ahead",
+            hint=f"`nox -s verify_image -- {record.id}` on a machine with an engine locks it",
+        )
+    lock = lock_sha256(read_lock(record))
+    return PlannedImage(id=record.id, identity=locked.digest, lock_sha256=lock)
+
+
+def _freeze(
+    name: str,
+    experiment: Experiment,
+    platform: str,
+    options: Options,
+    records: tuple[ImageRecord, ImageRecord],
+    planned: Mapping[str, PlannedImage],
+    chosen: ModelRecord,
+    files: dict[str, str],
+) -> tuple[Plan, dict[str, bytes]]:
+    """Freeze the plan; the same inputs give the same one anywhere."""
     entrypoints = {role: _entrypoint(r, options) for role, r in zip(ROLES, records, strict=True)}
     if options.stub is not None:
         experiment = _on_stub(experiment, options.stub)
     resources = Resources()
     if options.ready_timeout_s:
         resources = resources.model_copy(update={"ready_timeout_s": options.ready_timeout_s})
-    plan, lines = make_plan(
+    return make_plan(
         name,
         experiment,
         variant=options.variant,
@@ -135,10 +182,10 @@ def prepare(
         entrypoints=entrypoints,
         engine="vllm" if options.stub is None else "stub",
         client_image=planned[records[1].id],
-        model=PlannedModel(id=chosen.id, weights=chosen.weights, files=files.files),
-        model_flags=chosen.flags(platform.name),
-        platform=platform.name,
-        platform_flags=SHARING if options.shared_device and platform.name == "cuda" else {},
+        model=PlannedModel(id=chosen.id, weights=chosen.weights, files=files),
+        model_flags=chosen.flags(platform),
+        platform=platform,
+        platform_flags=SHARING if options.shared_device and platform == "cuda" else {},
         platform_env={},
         pairs=options.pairs,
         stopping=options.stopping,
@@ -147,7 +194,6 @@ def prepare(
         resources=resources,
         shared_device=options.shared_device,
     )
-    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
 
 
 def prepare_again(
@@ -206,9 +252,9 @@ def _ran(built: BuiltImage, how: str | None = None) -> RanImage:
 
 
 def _choose_images(
-    experiment: Experiment, platform: Platform, options: Options
+    experiment: Experiment, default: str, options: Options
 ) -> tuple[ImageRecord, ImageRecord]:
-    default = options.image or platform.default_image
+    default = options.image or default
     arms = experiment.variable.arms
     return (find_image(arms[0].image or default), find_image(arms[1].image or default))
 
@@ -225,9 +271,7 @@ def _on_stub(experiment: Experiment, stub: Mapping[str, Any]) -> Experiment:
     return replace(experiment, env=env)
 
 
-def _check_needs(
-    name: str, experiment: Experiment, platform: Platform, chosen: ModelRecord
-) -> None:
+def _check_needs(name: str, experiment: Experiment, chosen: ModelRecord) -> None:
     if experiment.needs.real_weights and chosen.weights != "real":
         raise UsageError(
             f"{name} needs real weights, and {chosen.id} has random ones",
