@@ -147,9 +147,9 @@ def _cases(source: str, file: FleetFile, stub: Mapping[str, Any] | None) -> Iter
     axes = (file.experiments, file.images, file.models, file.variants, file.seeds)
     for (label, nodes), values in product(file.nodes.items(), product(*axes)):
         experiment, image, model, variant, seed = values
-        options = _options(file, nodes, image, model, variant, seed, stub)
         where = f"{experiment}, image {image}, model {model}, variant {variant}, nodes.{label}"
         try:
+            options = _options(file, nodes, image, model, variant, seed, stub)
             plan = plan_ahead(experiment, options)
         except KitError as error:
             raise BadFile(f"{source}: {where}: {error.message}", hint=error.hint) from None

@@ -26,6 +26,7 @@ from kit.export_llmd import fact_value
 from kit.manifest import Manifest
 from kit.paths import TEMPLATES
 from kit.report import fill
+from kit.value import load_json, one_line
 
 COMPARED = 6  # of each experiment the newest so many are compared, every two of them
 FILTERS = ("experiment", "image", "hardware", "verdict")
@@ -97,7 +98,11 @@ def _rows(folder: Path) -> Iterator[Row]:
             cells = {**_cells(manifest), "verdict": "stale", "reason": wrong[0]}
             yield Row(run, name, {**cells, "effect": "", "pairs": ""}, None)
         else:
-            yield Row(run, name, _cells(manifest), manifest)
+            cells = _cells(manifest)
+            node = node_of(run)
+            if node:
+                cells["hardware"] += f" ({node})"
+            yield Row(run, name, cells, manifest)
 
 
 def _cells(manifest: Manifest) -> dict[str, str]:
@@ -117,6 +122,17 @@ def _cells(manifest: Manifest) -> dict[str, str]:
         "effect": interval,
         "pairs": str(len(effect.values)) if effect else "0",
     }
+
+
+def node_of(run: Path) -> str:
+    """Return the node that a fleet's run was on, from the record beside it; empty elsewhere."""
+    record = run.parent / "fleet.json"
+    if not record.is_file():
+        return ""
+    try:
+        return one_line(str(load_json(record).get("node", "")))
+    except BadFile:
+        return ""
 
 
 def _hardware(manifest: Manifest) -> str:
