@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ from kit import cli, fleet, fleet_job, store
 from kit.errors import BadFile, KitError, StaleNumber, ToolMissing
 from kit.fleet_job import Attempt, Finished, Job, final_folder, is_blocked_by_node, read_finished
 from kit.fleet_nodes import judge_nodes
-from kit.fleet_plan import Case, read_fleet
+from kit.fleet_plan import Case, FleetFile, NodeClass, read_fleet
 from kit.manifest import Manifest, Resumed, load_manifest
-from kit.paths import MANIFESTS
+from kit.paths import MANIFESTS, ROOT
 from kit.prepare import Options, plan_ahead
 from kit.reference import unpack_reference
 
@@ -347,3 +348,32 @@ def test_too_little_to_tell_names_nobody(values: dict[str, list[float]]) -> None
 def test_counts_that_never_vary_are_judged_by_the_least_difference() -> None:
     found = judge_nodes({"n1": [100.0] * 2, "n2": [100.0] * 2, "n3": [110.0] * 2})
     assert {n.node for n in found if n.says == "differs"} == {"n3"}
+
+
+def page() -> str:
+    return (ROOT / "docs" / "cluster.md").read_text("utf-8")
+
+
+def test_the_plan_that_the_page_shows_can_be_run(tmp_path: Path) -> None:
+    found = re.search(r"<!-- plan: begin[^\n]*\n```yaml\n(.*?)```", page(), re.S)
+    assert found
+    path = tmp_path / "plan.yaml"
+    path.write_text(found[1], "utf-8")
+    assert len(read_fleet(path).cases) == 8
+
+
+def test_every_command_of_the_page_is_one_that_works_or_needs_slurm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that start nothing are run; the others are in tests/container/test_fleet.py."""
+    path = plan_file(tmp_path)
+    shown = re.findall(r"^\| `nox -s fleet -- plan\.yaml ?(\S*)` ", page(), re.M)
+    assert set(shown) == {"", "--dry-run", "--no-wait", "--status", "--cancel", "--collect"}
+    for word in ("--dry-run", "--status", "--cancel", "--collect"):
+        assert cli.main(["fleet", str(path), word]) == 0, word
+    assert "to do" in capsys.readouterr().out
+
+
+def test_every_key_of_a_plan_file_stands_in_the_page() -> None:
+    for key in {*FleetFile.model_fields, *NodeClass.model_fields}:
+        assert f"{key}" in page(), key
