@@ -13,6 +13,7 @@ import getpass
 import json
 import math
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,11 +37,15 @@ SLURM = "slurm"
 POLL_S = 5.0
 SLURM_HINT = "run this where `sbatch` works; one machine alone needs `nox -s EXPERIMENT` only"
 
-State = Literal["finished", "queued", "running", "lost", "to do"]
+Queue = dict[str, tuple[str, str, str]]
+State = Literal["finished", "queued", "running", "submitted", "lost", "to do"]
 
 
 class CaseState(Value):
-    """Where a case stands: `lost` was submitted, left the queue, and has no result."""
+    """Where a case stands: `lost` was submitted, left the queue, and has no result.
+
+    `submitted` is all that can be said where no Slurm is here to ask.
+    """
 
     case: Case
     state: State
@@ -84,14 +89,12 @@ class Index(Value):
 
 
 def states(fleet: Fleet) -> list[CaseState]:
-    """Return where every case stands; without Slurm here, only what is finished is known."""
+    """Return where every case stands."""
     jobs, queue = _jobs(fleet.file.out), _queue()
     return [_state(fleet, case, jobs.get(case.key), queue) for case in fleet.cases]
 
 
-def _state(
-    fleet: Fleet, case: Case, job: str | None, queue: dict[str, tuple[str, str, str]]
-) -> CaseState:
+def _state(fleet: Fleet, case: Case, job: str | None, queue: Queue | None) -> CaseState:
     done = read_finished(fleet.file.out, case)
     if done:
         manifest = load_manifest(final_folder(fleet.file.out, case) / "run" / "manifest.json")
@@ -99,6 +102,8 @@ def _state(
         return CaseState(case=case, state="finished", job=job, node=done.node, verdict=word)
     if job is None:
         return CaseState(case=case, state="to do")
+    if queue is None:
+        return CaseState(case=case, state="submitted", job=job, said="no squeue is here to ask")
     if job not in queue:
         log = fleet.file.out / SLURM / f"{job}_0_log.err"
         return CaseState(case=case, state="lost", job=job, said=str(log))
@@ -276,7 +281,6 @@ HARDWARE = (
     ("host", "kernel_release"),
     ("gpu", "device0_name"),
     ("engine", "version"),
-    ("engine", "product"),
 )
 
 
@@ -339,17 +343,20 @@ def _jobs(out: Path) -> dict[str, str]:
     return {key: str(job) for key, job in load_json(path).items()} if path.is_file() else {}
 
 
-def _queue() -> dict[str, tuple[str, str, str]]:
-    """Return this user's jobs that have not ended: id -> state, node, reason."""
-    with contextlib.suppress(ToolMissing):
-        program = process.require("squeue", hint=SLURM_HINT)
-        words = ["--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i|%T|%N|%r"]
-        done = process.run([program, *words], timeout_s=60)
-        if not done.ok:
-            raise ToolMissing("Slurm does not answer", hint=SLURM_HINT, detail=done.tail)
-        rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 3]
-        return {job: (state, node, reason) for job, state, node, reason in rows}
-    return {}
+def _queue() -> Queue | None:
+    """Return this user's jobs that have not ended: id -> state, node, reason; None without Slurm.
+
+    Raises `ToolMissing` where Slurm is installed and does not answer.
+    """
+    program = shutil.which("squeue")
+    if program is None:
+        return None
+    words = ["--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i|%T|%N|%r"]
+    done = process.run([program, *words], timeout_s=60)
+    if not done.ok:
+        raise ToolMissing("Slurm does not answer", hint=SLURM_HINT, detail=done.tail)
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 3]
+    return {job: (state, node, reason) for job, state, node, reason in rows}
 
 
 @contextlib.contextmanager

@@ -78,7 +78,8 @@ def check_all_finished_once(path: Path, nodes: Sequence[str] = NODES) -> None:
     """Every case has one result, whole to the last byte, of its own plan and of one node."""
     found = read_fleet(path)
     runs = found.file.out / "runs"
-    assert sorted(p.name for p in runs.glob("*/")) == sorted(c.key for c in found.cases)
+    there = [path.parent.name for path in runs.glob("*/fleet.json")]
+    assert sorted(there) == sorted(case.key for case in found.cases)
     for case in found.cases:
         done = read_finished(found.file.out, case)
         assert done is not None
@@ -186,3 +187,25 @@ def test_twelve_cases_of_real_vllm(three: Cluster, tmp_path: Path) -> None:
     path = plan(tmp_path / "plan", 12, nodes=nodes, **changes)
     fleet(three, path)
     check_all_finished_once(path)
+
+
+def test_more_nodes_shorten_the_wall_time(tmp_path: Path) -> None:
+    """Cases that mostly wait, on 1, 2 and 4 nodes; `KIT_FLEET_CASES=200` for the long table.
+
+    The nodes share this machine's cores, so less than linear is expected, and the table says how
+    much less.
+    """
+    count = int(os.environ.get("KIT_FLEET_CASES", "8"))
+    walls = {}
+    for nodes in (1, 2, 4):
+        names = [f"n{i + 1}" for i in range(nodes)]
+        with cluster(tmp_path / f"slurm-{nodes}", names) as made:
+            path = plan(tmp_path / f"plan-{nodes}", count)
+            store.write_json(path.parent / "stub.json", {**FAST, "ready_after_s": 10.0})
+            begin = time.monotonic()
+            fleet(made, path)
+            walls[nodes] = time.monotonic() - begin
+            check_all_finished_once(path, names)
+        print(f"{count} cases, {nodes} nodes: {walls[nodes]:.0f} s", flush=True)
+    assert walls[2] < walls[1] / 1.5
+    assert walls[4] < walls[2] / 1.3

@@ -195,6 +195,8 @@ def test_a_submitted_case_that_left_the_queue_is_lost_and_one_in_it_is_not(
         ("running", "n2"),
         ("to do", None),
     ]
+    monkeypatch.setattr(fleet, "_queue", lambda: None)
+    assert [s.state for s in fleet.states(found)] == ["submitted", "submitted", "to do"]
 
 
 def test_two_attempts_that_both_end_publish_one_result(tmp_path: Path) -> None:
