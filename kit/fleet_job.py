@@ -103,16 +103,18 @@ def carry_out(job: Job) -> Path:
     target = final_folder(job.out, job.case)
     if read_finished(job.out, job.case):
         return target
-    work = (job.scratch or job.out / WORK) / job.case.key
-    work.mkdir(parents=True, exist_ok=True)
+    notes = job.out / WORK / job.case.key
+    work = notes if job.scratch is None else job.scratch / job.case.key
+    for folder in (notes, work):
+        folder.mkdir(parents=True, exist_ok=True)
     for image, source in job.bring.items():
         bring(image, source)
-    earlier = attempts_of(work)
+    earlier = attempts_of(notes)
     before = unfinished(work) if earlier and earlier[-1].node == here() else None
     number = len(earlier)
-    _note(work, number, went_on=before is not None)
+    _note(notes, number, went_on=before is not None)
     if before is None or _kit("resume", str(before)) not in VERDICTS:
-        _note(work, number, went_on=False)
+        _note(notes, number, went_on=False)
         code = _kit(*job.case.words, "--out", str(work / RUN))
     else:
         code = 0
@@ -120,8 +122,9 @@ def carry_out(job: Job) -> Path:
         return target  # another attempt was first
     if code not in VERDICTS:
         raise KitError(f"`kit {' '.join(job.case.words)}` ended with exit code {code}")
-    publish(job, whole(work, job.case), work)
-    shutil.rmtree(work, ignore_errors=True)
+    publish(job, whole(work, job.case), attempts_of(notes))
+    for folder in (notes, work):
+        shutil.rmtree(folder, ignore_errors=True)
     return target
 
 
@@ -152,10 +155,9 @@ def whole(work: Path, case: Case) -> Path:
     )
 
 
-def publish(job: Job, run: Path, work: Path) -> None:
+def publish(job: Job, run: Path, attempts: tuple[Attempt, ...]) -> None:
     """Copy a run to the shared output, check every file's hash there, then name it finished."""
     manifest = load_manifest(run / "manifest.json")
-    attempts = attempts_of(work)
     target = final_folder(job.out, job.case)
     coming = target.parent / f".{target.name}.{attempts[-1].job}.{attempts[-1].restart}"
     shutil.rmtree(coming, ignore_errors=True)
@@ -194,9 +196,9 @@ def is_blocked_by_node(manifest: Manifest, done: Finished) -> bool:
     return len(set(nodes[first:])) == 1 and went_on >= len(manifest.resumed)
 
 
-def attempts_of(work: Path) -> tuple[Attempt, ...]:
-    """Return the attempts that a case's folder tells of, oldest first."""
-    files = sorted(work.glob("attempt-*.json"))
+def attempts_of(notes: Path) -> tuple[Attempt, ...]:
+    """Return the attempts that a case's notes tell of, oldest first; kept on the shared output."""
+    files = sorted(notes.glob("attempt-*.json"))
     return tuple(parse_value(Attempt, load_json(f), f.name, strict=True) for f in files)
 
 
@@ -205,7 +207,7 @@ def here() -> str:
     return os.environ.get("SLURMD_NODENAME", "this machine")
 
 
-def _note(work: Path, number: int, *, went_on: bool) -> None:
+def _note(notes: Path, number: int, *, went_on: bool) -> None:
     noted = Attempt(
         node=here(),
         job=os.environ.get("SLURM_JOB_ID", "none"),
@@ -213,7 +215,7 @@ def _note(work: Path, number: int, *, went_on: bool) -> None:
         started_utc=now_utc(),
         went_on=went_on,
     )
-    store.write_json(work / f"attempt-{number:03d}.json", noted.model_dump(mode="json"))
+    store.write_json(notes / f"attempt-{number:03d}.json", noted.model_dump(mode="json"))
 
 
 def bring(image: str, source: str) -> None:

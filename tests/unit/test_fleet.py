@@ -47,7 +47,7 @@ def finish(job: Job, source: Path) -> None:
     (work / "run").mkdir(parents=True)
     run = unpack_reference(source, work / "run" / "one")
     fleet_job._note(work, 0, went_on=False)
-    fleet_job.publish(job, run, work)
+    fleet_job.publish(job, run, fleet_job.attempts_of(work))
 
 
 def reference_case(folder: Path, **changes: Any) -> tuple[fleet.Fleet, Case]:
@@ -253,6 +253,23 @@ def test_an_attempt_goes_on_only_on_its_own_node(
             fleet_job.carry_out(job)
     assert asked == ["run", "run", "resume", "run"]
     assert [a.node for a in fleet_job.attempts_of(work)] == ["n1", "n2", "n2"]
+
+
+def test_a_run_on_the_nodes_own_disk_is_copied_to_the_shared_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"small": {"platform": "cpu", "scratch": str(tmp_path / "disk")}}
+    found, case = reference_case(tmp_path, nodes=nodes)
+
+    def run(*words: str) -> int:
+        unpack_reference(REFERENCE, Path(words[-1]) / "one")
+        return 0
+
+    monkeypatch.setattr(fleet_job, "_kit", run)
+    target = fleet_job.carry_out(fleet.job_of(found, case))
+    manifest = load_manifest(target / "run" / "manifest.json")
+    assert store.changed_files(target / "run", manifest.files) == []
+    assert list((tmp_path / "disk").iterdir()) == list((tmp_path / "out/work").iterdir()) == []
 
 
 def manifest_with(resumed: int) -> Manifest:
