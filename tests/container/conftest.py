@@ -42,7 +42,8 @@ def matrix(request: pytest.FixtureRequest) -> Iterator[Matrix]:
     """What faults leave, counted over all tests of this call."""
     found = Matrix()
     yield found
-    if request.config.getoption("--write-matrix"):
+    # a test that failed has not counted what its fault left: such a table would look too good
+    if request.config.getoption("--write-matrix") and not request.session.testsfailed:
         found.write()
 
 
