@@ -96,18 +96,30 @@ def _is_asked(key: str, value: object) -> bool:
     return key in lengths or (key == "prompt" and isinstance(value, list))
 
 
-class Raws(Mapping[int, Raw]):
-    """The raw data of a run's complete replicates, by replicate: read when asked for, not kept.
+KEPT_BYTES = 16 * 2**20
+"""Raw files of a run that are kept in memory once read; they take some ten times as much there."""
 
-    A long run's samples do not fit into memory together.
+
+class Raws(Mapping[int, Raw]):
+    """The raw data of a run's complete replicates, by replicate: read when asked for.
+
+    A long run's samples do not fit into memory together, so they are not kept.
     """
 
     def __init__(self, run: Path, phases: Sequence[str], replicates: Sequence[Replicate]) -> None:
         self._run, self._phases = run, list(phases)
         self._folders = {r.replicate: r.folder for r in replicates if r.status == "complete"}
+        files = (p for f in self._folders.values() for p in (run / f).rglob("*") if p.is_file())
+        self._keeps = sum(p.stat().st_size for p in files) <= KEPT_BYTES
+        self._kept: dict[int, Raw] = {}
 
     def __getitem__(self, replicate: int) -> Raw:
-        return load_raw(self._run, self._folders[replicate], self._phases)
+        if replicate in self._kept:
+            return self._kept[replicate]
+        raw = load_raw(self._run, self._folders[replicate], self._phases)
+        if self._keeps:
+            self._kept[replicate] = raw
+        return raw
 
     def __contains__(self, replicate: object) -> bool:
         return replicate in self._folders

@@ -344,7 +344,7 @@ def test_a_step_of_the_wall_clock_is_recorded_and_moves_no_time(
     requests = [completion(f"r{i}", tokens=150, at_s=i * 0.01) for i in range(10)]
     with running_stub(tmp_path) as stub:
         spec = write_window(tmp_path, stub.port, requests)
-        status = window.main([str(spec)], SteppingClock(step_s, after_s=1.0))
+        status = window.main([str(spec)], SteppingClock(step_s, after_s=0.5))
         got = read_window(spec, Measured(status, [], ""))
         truth = stub.logged()
     assert status == 0
