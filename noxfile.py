@@ -24,6 +24,8 @@ IMAGES = [  # the keys of docker/images.yaml, read without a YAML parser
     if line.startswith("  ") and line[2] not in " #-" and line.rstrip().endswith(":")
 ]
 
+GROUPS = ("dev", "fleet", "parquet")  # each a lock of its own beside the kit's
+
 nox.needs_version = ">=2024.10.9"
 nox.options.sessions = ["list"]
 nox.options.default_venv_backend = "none"
@@ -168,8 +170,9 @@ def verify(session: nox.Session) -> None:
 
 @nox.session
 def export(session: nox.Session) -> None:
-    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf|csv."""
-    kit(session, "export", *session.posargs)
+    """Write a run in another format: export -- RUNDIR --format csv (or another; see --help)."""
+    wants_parquet = any(word.endswith("parquet") for word in session.posargs)
+    kit(session, "export", *session.posargs, env="parquet" if wants_parquet else "kit")
 
 
 @nox.session
@@ -315,5 +318,5 @@ def requirements(session: nox.Session) -> None:
     python = environment(session, "dev")
     compile_ = [python, "-m", "uv", "pip", "compile", "-q", "--universal", "--generate-hashes"]
     compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate", "pyproject.toml"]
-    for name, group in (("kit", []), *((each, ["--group", each]) for each in ("dev", "fleet"))):
+    for name, group in (("kit", []), *((each, ["--group", each]) for each in GROUPS)):
         session.run(*compile_, *group, "-o", f"requirements/{name}.lock", external=True)

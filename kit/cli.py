@@ -263,10 +263,10 @@ def reference_command(
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d, mlperf or csv.")],
+    form: Annotated[str, typer.Option("--format", help="ro-crate, llm-d, mlperf, csv or parquet.")],
     as_json: Json = False,
 ) -> None:
-    """Write a finished run as RO-Crate, llm-d reports or MLPerf description; its samples as CSV."""
+    """Write a run as RO-Crate, llm-d reports or MLPerf description, its samples as tables."""
     from kit.export import export
 
     written = export(run, form)

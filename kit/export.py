@@ -11,9 +11,9 @@ from pathlib import Path
 from kit import store
 from kit.errors import StaleNumber, UnknownName
 from kit.export_crate import METADATA, ro_crate
-from kit.export_csv import csv_files
 from kit.export_llmd import llm_d_reports
 from kit.export_mlperf import mlperf_system
+from kit.export_tables import Table, tables_of, to_csv, to_parquet
 from kit.manifest import Manifest, RawFile, load_manifest
 
 
@@ -59,17 +59,25 @@ def _write_mlperf(run: Path, manifest: Manifest) -> list[Path]:
     return [path]
 
 
-def _write_csv(run: Path, manifest: Manifest) -> list[Path]:
-    paths = []
-    for name, text in csv_files(run, manifest).items():
-        paths.append(run / store.EXPORTS / "csv" / name)
-        store.write_text(paths[-1], text)
-    return paths
+def _tables(
+    suffix: str, encode: Callable[[Table], bytes]
+) -> Callable[[Path, Manifest], list[Path]]:
+    """Return what writes a run's tables in one encoding: all of them, or none on an error."""
+
+    def write(run: Path, manifest: Manifest) -> list[Path]:
+        contents = {name: encode(table) for name, table in tables_of(run, manifest).items()}
+        folder = run / store.EXPORTS / suffix
+        for name, content in contents.items():
+            store.write_bytes(folder / f"{name}.{suffix}", content)
+        return [folder / f"{name}.{suffix}" for name in contents]
+
+    return write
 
 
 FORMATS: dict[str, Callable[[Path, Manifest], list[Path]]] = {
     "ro-crate": _write_crate,
     "llm-d": _write_llm_d,
     "mlperf": _write_mlperf,
-    "csv": _write_csv,
+    "csv": _tables("csv", to_csv),
+    "parquet": _tables("parquet", to_parquet),
 }

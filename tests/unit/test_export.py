@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import requests
+from pyarrow import parquet
 from requests.adapters import HTTPAdapter
 from requests_cache import CachedSession
 from rocrate_validator import services
@@ -21,11 +23,12 @@ from urllib3 import HTTPResponse
 from virtual_run import exp1_run, write_run
 
 from kit import store
-from kit.errors import BadFile, StaleNumber, UnknownName
+from kit.errors import BadFile, StaleNumber, ToolMissing, UnknownName
 from kit.export import FORMATS, export
 from kit.export_crate import METADATA, ro_crate
 from kit.export_llmd import flags_of, llm_d_reports
 from kit.export_mlperf import FIELDS, mlperf_system
+from kit.export_tables import Table, to_parquet
 from kit.manifest import Failure, Manifest, load_manifest, manifest_json
 from kit.measure import ttft_s
 from kit.paths import MANIFESTS
@@ -254,6 +257,47 @@ def test_samples_become_tables_with_the_raw_values(run: Path) -> None:
     assert values == ["" if x.value is None else str(x.value) for x in readings]
 
 
+def test_parquet_holds_what_csv_holds_with_types(run: Path) -> None:
+    for table, text in zip(export(run, "parquet"), export(run, "csv"), strict=True):
+        assert table.stem == text.stem
+        read = parquet.read_table(table)
+        rows = list(csv.DictReader(io.StringIO(text.read_text("utf-8"))))
+        assert read.column_names == list(rows[0])
+        told = [
+            {k: "" if v is None else str(v) for k, v in row.items()} for row in read.to_pylist()
+        ]
+        assert told == rows
+    samples = parquet.read_table(run / store.EXPORTS / "parquet" / "samples.parquet")
+    types = {field.name: str(field.type) for field in samples.schema}
+    assert {types[name] for name in ("replicate", "status", "completion_tokens")} == {"int64"}
+    assert {types[name] for name in ("sent_s", "ttft_s", "max_itl_s")} == {"double"}
+    assert {types[name] for name in ("id", "lane", "error", "tags")} == {"string"}
+
+
+def test_a_column_has_its_type_without_any_value_or_row() -> None:
+    columns = ("replicate", "sent_s", "error")
+    for rows in ([], [[None, None, None]]):
+        read = parquet.read_table(io.BytesIO(to_parquet(Table(columns, rows))))
+        assert read.num_rows == len(rows)
+        assert [str(field.type) for field in read.schema] == ["int64", "double", "string"]
+
+
+def test_a_value_of_another_type_is_named_by_its_column() -> None:
+    with pytest.raises(BadFile, match="column status"):
+        to_parquet(Table(("id", "status"), [["r0", "two hundred"]]))
+
+
+def test_without_pyarrow_the_command_that_has_it_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ToolMissing, match="pyarrow") as raised:
+        export(run, "parquet")
+    assert "nox -s export" in str(raised.value.hint)
+    assert not (run / store.EXPORTS / "parquet").exists()
+    assert export(run, "csv")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_changes_nothing_that_the_manifest_hashes(run: Path, name: str) -> None:
     before: Manifest = load_manifest(run / "manifest.json")
@@ -264,8 +308,8 @@ def test_an_export_changes_nothing_that_the_manifest_hashes(run: Path, name: str
 
 
 def test_a_changed_raw_file_or_unknown_format_is_refused(run: Path) -> None:
-    with pytest.raises(UnknownName, match="known: ro-crate, llm-d, mlperf, csv"):
-        export(run, "parquet")
+    with pytest.raises(UnknownName, match="known: ro-crate, llm-d, mlperf, csv, parquet"):
+        export(run, "feather")
     (run / "plan.json").write_text("{}", "utf-8")
     with pytest.raises(StaleNumber, match=r"plan\.json"):
         export(run, "llm-d")
