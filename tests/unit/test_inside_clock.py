@@ -112,7 +112,8 @@ def test_the_real_offset_is_steady_to_a_few_microseconds() -> None:
     assert abs(sample_offset_ns(clock) - sample_offset_ns(clock)) < 20_000
 
 
-def test_the_kernel_stamps_what_tcp_receives() -> None:
+def receive_late() -> tuple[int, bytes, int, int]:
+    """Send over loopback, read 50 ms later; when it was sent (ns), and what `receive` said."""
     arrivals = Arrivals(Clock())
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as ours:
         arrivals.watch(ours)
@@ -122,7 +123,14 @@ def test_the_kernel_stamps_what_tcp_receives() -> None:
             before = time.monotonic_ns()
             theirs.send(b"now")
             time.sleep(0.05)
-            data, at, wait = arrivals.receive(ours)
+            return before, *arrivals.receive(ours)
+
+
+def test_the_kernel_stamps_what_tcp_receives() -> None:
+    for _ in range(5):
+        before, data, at, wait = receive_late()
+        if wait >= 0:
+            break  # else this machine's wall clock was stepped just then: the stamp is refused
     assert data == b"now"
     assert before - 20_000 <= at < before + 500 * MS  # a busy machine sends late
     assert wait > 20 * MS
