@@ -7,21 +7,19 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from references import EACH, EACH_IN_TIME, REFERENCES
 
 from kit import store
 from kit.again import analyse_again
 from kit.errors import BadFile, NotFound, StaleNumber
 from kit.manifest import load_manifest
-from kit.paths import MANIFESTS
 from kit.reference import AS_RUN, archive_of, conclude_again, keep_reference, unpack_reference
 from kit.report_files import write_reports
 
-REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
-SMALLEST = sorted(REFERENCES, key=lambda p: archive_of(p).stat().st_size)[:3]
 PRIVATE = (b"/root/", b'"/home/', b"BEGIN PRIVATE")
 
 
-@pytest.fixture(params=REFERENCES, ids=lambda p: p.parent.name)
+@pytest.fixture(params=EACH)
 def reference(request: pytest.FixtureRequest) -> Path:
     return Path(request.param)
 
@@ -55,11 +53,7 @@ def test_a_reference_names_no_folder_of_the_machine(reference: Path, tmp_path: P
         assert not [word for word in PRIVATE if word in content], path.name
 
 
-@pytest.mark.parametrize(
-    "reference",
-    [pytest.param(p, marks=[] if p in SMALLEST else [pytest.mark.full]) for p in REFERENCES],
-    ids=lambda p: p.parent.name,
-)
+@pytest.mark.parametrize("reference", EACH_IN_TIME)
 def test_the_runs_own_manifest_stays_and_keeping_again_changes_nothing(
     reference: Path, tmp_path: Path
 ) -> None:

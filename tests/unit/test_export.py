@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import requests
 from pyarrow import parquet
+from references import EACH, REFERENCES
 from requests.adapters import HTTPAdapter
 from requests_cache import CachedSession
 from rocrate_validator import services
@@ -31,9 +32,7 @@ from kit.export_mlperf import FIELDS, mlperf_system
 from kit.export_tables import Table, to_parquet
 from kit.manifest import Failure, Manifest, load_manifest, manifest_json
 from kit.measure import ttft_s
-from kit.paths import MANIFESTS
 
-REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
 CONTEXTS = Path(__file__).resolve().parents[1] / "data" / "ro-crate-contexts.json"
 
 
@@ -158,7 +157,7 @@ def numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", EACH)
 def test_every_number_of_a_benchmark_report_is_one_of_the_manifest(path: Path) -> None:
     manifest = load_manifest(path)
     known = set(numbers(manifest.model_dump(mode="json")))
@@ -209,7 +208,7 @@ def test_flags_are_read_with_their_values() -> None:
     assert flags_of([]) == {}
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", EACH)
 def test_a_system_description_has_every_field_and_no_number_of_its_own(path: Path) -> None:
     manifest = load_manifest(path)
     found = mlperf_system(manifest)

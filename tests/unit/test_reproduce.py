@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from references import EACH_IN_TIME, REFERENCES
 from virtual_run import HOST_FACTS, exp1_run, write_run
 
 from kit import store
@@ -19,8 +20,6 @@ from kit.obtain import registry_digest
 from kit.paths import MANIFESTS
 from kit.reproduce import check, conclude, read_recorded
 from kit.reproduction_report import plot, render
-
-REFERENCES = sorted(MANIFESTS.glob("*/*.json"))
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_only_a_difference_that_is_there_can_be_accepted(run: Path) -> None:
         check(recorded, ["image.other"], HOST_FACTS)
 
 
-@pytest.mark.parametrize("reference", REFERENCES, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("reference", EACH_IN_TIME)
 def test_only_check_of_a_reference_answers_without_an_engine(
     reference: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
