@@ -13,7 +13,7 @@ import docker
 import docker.errors
 
 from kit.errors import ClientFailed, DiskFull, KitError, ProbeFailed
-from kit.ready import how_it_ended
+from kit.ready import how_it_ended, state_of
 
 
 class ClientBox:
@@ -97,11 +97,9 @@ class ClientBox:
 
     def _error(self, module: str, code: int | None, words: str) -> KitError:
         """Tell what became of the container, where that is why a module ended."""
-        try:
-            self._container.reload()
-        except docker.errors.NotFound:
+        state = state_of(self._container)
+        if state is None:
             return ClientFailed("the client container was removed by somebody else")
-        state = self._container.attrs["State"]
         if not state["Running"]:
             return ClientFailed(f"the client container died with {how_it_ended(state)}")
         if state.get("OOMKilled"):

@@ -16,6 +16,7 @@ import docker.errors
 from kit.errors import KitError, ProbeFailed, ServerDied, ServerLost, ServerNotReady
 
 LOG_LINES = 15
+_REMOVAL_S = 1.0
 
 
 def service_container(client: docker.DockerClient, project: str, service: str) -> Any:
@@ -77,12 +78,27 @@ def wait_healthy(
 
 
 def _state(container: Any, service: str, error: type[KitError] = ServerDied) -> dict[str, Any]:
-    try:
-        container.reload()
-    except docker.errors.NotFound:
-        raise error(f"the container of `{service}` was removed by somebody else") from None
-    state: dict[str, Any] = container.attrs["State"]
+    state = state_of(container)
+    if state is None:
+        raise error(f"the container of `{service}` was removed by somebody else")
     return state
+
+
+def state_of(container: Any) -> dict[str, Any] | None:
+    """Return a container's state as the engine tells it now, None when it was removed.
+
+    A forced removal kills first: one that has ended is looked at for a moment longer.
+    """
+    until_s = time.monotonic() + _REMOVAL_S
+    while True:
+        try:
+            container.reload()
+        except docker.errors.NotFound:
+            return None
+        state: dict[str, Any] = container.attrs["State"]
+        if state["Running"] or time.monotonic() > until_s:
+            return state
+        time.sleep(0.1)
 
 
 def how_it_ended(state: Mapping[str, Any]) -> str:
