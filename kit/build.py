@@ -38,7 +38,8 @@ import torch, vllm
 print(json.dumps({
     "python": platform.python_version(), "vllm_version": m.version("vllm"),
     "vllm_commit": getattr(vllm, "__commit_id__", None),
-    "torch_version": torch.__version__, "torch_cuda": torch.version.cuda}))
+    "torch_version": torch.__version__, "torch_cuda": torch.version.cuda,
+    "cuda_archs": (torch._C._cuda_getArchFlags() or "").split() if torch.version.cuda else []}))
 """
 
 

@@ -13,6 +13,7 @@ from kit.errors import (
     BadFile,
     DeviceMissing,
     DiskFull,
+    DriverTooOld,
     IndexUnreachable,
     NotLocked,
     ToolMissing,
@@ -20,6 +21,7 @@ from kit.errors import (
 )
 from kit.experiment import Experiment, apply_variant
 from kit.fit import ELEMENT_BYTES, shape_of, split_refusal
+from kit.platform import cuda_of, driver_serves
 from kit.seen import Looked, Problem, SeenImage, SeenModel
 from kit.topology import find_topology
 from kit.value import Value
@@ -159,22 +161,8 @@ def _accelerators(seen: Looked) -> Iterator[Line]:
             state="missing",
             found=found,
             next="update the driver, or take an image of an older CUDA",
-            exit_code=DeviceMissing.exit_code,
+            exit_code=DriverTooOld.exit_code,
         )
-
-
-def cuda_of(variant: str) -> tuple[int, int]:
-    """Return the CUDA runtime of an image's variant: `cu129` is 12.9."""
-    digits = variant.removeprefix("cu")
-    return int(digits[:-1]), int(digits[-1])
-
-
-def driver_serves(driver_cuda: str | None, variant: str) -> bool:
-    """Tell whether a driver's CUDA version serves an image: of the same major version or newer.
-
-    Within a major version every driver runs every runtime. What is unknown does not serve.
-    """
-    return driver_cuda is not None and int(driver_cuda.split(".")[0]) >= cuda_of(variant)[0]
 
 
 def _image(seen: Looked, image: SeenImage) -> Line:

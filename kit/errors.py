@@ -251,6 +251,18 @@ class EnvironmentChanged(KitError):
     exit_code = 55
 
 
+class DriverTooOld(KitError):
+    """The NVIDIA driver serves no CUDA that is new enough for an image."""
+
+    exit_code = 56
+
+
+class DeviceTooOld(KitError):
+    """An image holds no code that a device can run."""
+
+    exit_code = 57
+
+
 class ServerDied(KitError):
     """A container ended before it was ready."""
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from kit.errors import BadFile, NotLocked
 from kit.image import Identity, ImageRecord
-from kit.value import Value, parse_value, read_text
+from kit.value import Value, is_empty, parse_value, read_text
 
 INPUTS = "inputs.json"
 REQUIREMENTS = "inputs.requirements.txt"
@@ -77,6 +77,8 @@ class InsideFacts(Value):
     vllm_commit: str | None
     torch_version: str
     torch_cuda: str | None
+    cuda_archs: tuple[str, ...] = Field((), exclude_if=is_empty)
+    """What torch's GPU code is compiled for: `sm_90` as a binary, `compute_90` as PTX."""
 
 
 class LockedIdentity(Value):

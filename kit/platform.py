@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kit import engine
-from kit.errors import BadFile, DeviceMissing, UnknownName
+from kit.errors import BadFile, DeviceMissing, DeviceTooOld, DriverTooOld, UnknownName
 from kit.fact import HostPlace
 from kit.facts.gpu import ask_host
 from kit.inside.probe_field import Field, read_text
@@ -29,12 +29,16 @@ Accel = Literal["cpu", "cuda-cdi", "cuda-runtime"]
 
 
 class Device(Value):
-    """One accelerator: what the driver calls it and the name by which the engine passes it."""
+    """One accelerator: what the driver calls it and the name by which the engine passes it.
+
+    `capability` is the compute capability, `9.0`, null where the driver does not tell it.
+    """
 
     index: int
     uuid: str
     name: str | None
     passed_as: str
+    capability: str | None = None
 
 
 class Share(Value):
@@ -48,7 +52,7 @@ class Platform(Value):
     """Where a run computes. CPU sets are in the kernel's notation (`0-2,5`).
 
     `accel` names the file in compose/accel; `devices` are empty on `cpu`; `why` is the reason in
-    words.
+    words; `driver` and the newest CUDA that it serves are null on `cpu`.
     """
 
     name: Literal["cpu", "cuda"]
@@ -59,6 +63,8 @@ class Platform(Value):
     client_cpuset: str
     shared_cores: bool
     default_image: str
+    driver: str | None = None
+    driver_cuda: str | None = None
 
     def shares(self, count: int, *, shared: bool = False) -> tuple[Share, ...]:
         """Return that many devices, or fewer where this machine has no more.
@@ -154,28 +160,31 @@ def cdi_names(folders: Iterable[Path] = CDI_FOLDERS) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _devices(gpu: Mapping[str, Field]) -> list[tuple[int, str, str | None]]:
-    """Return index, UUID and name of the devices whose UUID could be read."""
+def _devices(gpu: Mapping[str, Field]) -> list[Device]:
+    """Return the devices whose UUID could be read, passed by it."""
     count = gpu.get("device_count", {}).get("value") or 0
     found = []
     for index in range(count):
         uuid = gpu[f"device{index}_uuid"]["value"]
         if uuid is not None:
-            found.append((index, str(uuid), gpu[f"device{index}_name"]["value"]))
+            name = gpu[f"device{index}_name"]["value"]
+            told = gpu.get(f"device{index}_compute_capability", {}).get("value")
+            found.append(Device(index=index, uuid=uuid, name=name, passed_as=uuid, capability=told))
     return found
 
 
-def _by_cdi(
-    devices: Sequence[tuple[int, str, str | None]], names: Sequence[str]
-) -> tuple[Device, ...]:
+def _by_cdi(devices: Sequence[Device], names: Sequence[str]) -> tuple[Device, ...]:
     """Match devices to CDI names, by UUID where the description has them, else by index."""
     matched = []
-    for index, uuid, name in devices:
-        for candidate in (f"{CDI_KIND}={uuid}", f"{CDI_KIND}={index}"):
+    for device in devices:
+        for candidate in (f"{CDI_KIND}={device.uuid}", f"{CDI_KIND}={device.index}"):
             if candidate in names:
-                matched.append(Device(index=index, uuid=uuid, name=name, passed_as=candidate))
+                matched.append(device.model_copy(update={"passed_as": candidate}))
                 break
     return tuple(matched)
+
+
+_DRIVER = {"driver": "driver_version", "driver_cuda": "cuda_driver_version"}
 
 
 class Look(Value):
@@ -184,6 +193,8 @@ class Look(Value):
     accel: Accel = "cpu"
     devices: tuple[Device, ...] = ()
     refusal: str = ""
+    driver: str | None = None
+    driver_cuda: str | None = None
 
 
 def judge(
@@ -201,14 +212,14 @@ def judge(
             (f["error"] for n, f in gpu.items() if n.endswith("_uuid") and f["error"]), "no device"
         )
         return Look(refusal=f"no NVIDIA device answers ({reason})")
+    driver = {key: gpu.get(name, {}).get("value") for key, name in _DRIVER.items()}
     folders = [Path(folder) for folder in info.get("CDISpecDirs") or []]
     listed = list(names) if names is not None else cdi_names(folders)
     matched = _by_cdi(devices, listed) if folders else ()
     if matched:
-        return Look(accel="cuda-cdi", devices=matched)
+        return Look(accel="cuda-cdi", devices=matched, **driver)
     if "nvidia" in (info.get("Runtimes") or {}):
-        passed = [Device(index=i, uuid=u, name=n, passed_as=u) for i, u, n in devices]
-        return Look(accel="cuda-runtime", devices=tuple(passed))
+        return Look(accel="cuda-runtime", devices=tuple(devices), **driver)
     cdi = "CDI lists none of them" if folders else "CDI is off"
     return Look(
         refusal=f"{len(devices)} NVIDIA device(s) are there, but the engine cannot pass them on: "
@@ -239,6 +250,8 @@ def _platform(name: Literal["cpu", "cuda"], why: str, look: Look) -> Platform:
         client_cpuset=format_cpus(client),
         shared_cores=shared,
         default_image=DEFAULT_IMAGES[name],
+        driver=look.driver if name == "cuda" else None,
+        driver_cuda=look.driver_cuda if name == "cuda" else None,
     )
 
 
@@ -272,3 +285,66 @@ def find_platform(name: str | None = None) -> Platform:
             "or use --platform cpu",
         )
     return found
+
+
+# -- what of an image a machine's driver and devices can run -----------------------------------
+
+
+def cuda_of(variant: str) -> tuple[int, int]:
+    """Return the CUDA runtime of an image's variant: `cu129` is 12.9."""
+    digits = variant.removeprefix("cu")
+    return int(digits[:-1]), int(digits[-1])
+
+
+def driver_serves(driver_cuda: str | None, variant: str) -> bool:
+    """Tell whether a driver's CUDA version serves an image: of the same major version or newer.
+
+    Within a major version every driver runs every runtime. What is unknown does not serve.
+    """
+    return driver_cuda is not None and int(driver_cuda.split(".")[0]) >= cuda_of(variant)[0]
+
+
+def runs_on(capability: str, archs: Sequence[str]) -> bool:
+    """Tell whether code compiled for these architectures runs on a device of this capability.
+
+    `sm_80` runs on 8.0 and on newer minors of 8, `sm_90a` on 9.0 alone; `compute_90` is compiled
+    by the driver for 9.0 and all that is newer (CUDA's programming guide, "Application
+    Compatibility").
+    """
+    major, minor = map(int, capability.split("."))
+    for arch in archs:
+        kind, _, number = arch.partition("_")
+        exact = not number[-1:].isdigit()
+        digits = number.rstrip("af")
+        its = int(digits[:-1]), int(digits[-1])
+        if kind == "compute":
+            fits = its == (major, minor) if exact else its <= (major, minor)
+        else:
+            fits = its == (major, minor) if exact else its[0] == major and its[1] <= minor
+        if fits:
+            return True
+    return False
+
+
+def check_device(platform: Platform, image: str, variant: str, archs: Sequence[str]) -> None:
+    """Raise `DriverTooOld` or `DeviceTooOld` where this machine cannot run an image.
+
+    `archs` are what its code was compiled for; where none are known, or a device does not tell
+    its capability, only the driver is checked.
+    """
+    if platform.name != "cuda" or variant == "cpu":
+        return
+    if not driver_serves(platform.driver_cuda, variant):
+        needed = ".".join(map(str, cuda_of(variant)))
+        raise DriverTooOld(
+            f"driver {platform.driver or 'unknown'} serves CUDA {platform.driver_cuda or 'unknown'}"
+            f", and {image} is built for CUDA {needed}",
+            hint="update the driver, or take an image of an older CUDA; see `nox -s images`",
+        )
+    for device in platform.devices:
+        if archs and device.capability and not runs_on(device.capability, archs):
+            raise DeviceTooOld(
+                f"{device.name or device.uuid} has compute capability {device.capability}, and "
+                f"{image} is compiled for {', '.join(archs)}",
+                hint="take an image that has code for this device; see `nox -s images`",
+            )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from kit.manifest import RanImage
 from kit.model import ModelRecord, find_model
 from kit.paths import INSIDE, RUNS
 from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
-from kit.platform import DEFAULT_IMAGES, Platform
+from kit.platform import DEFAULT_IMAGES, Platform, check_device
 from kit.sequential import Stopping
 from kit.store import let_read
 from kit.verdict import MIN_PAIRS
@@ -114,6 +114,7 @@ def prepare(
     records = _choose_images(experiment, platform.default_image, options)
     chosen = find_model(options.model or experiment.model or model.DEFAULT)
     _check_needs(name, experiment, chosen)
+    _check_devices(platform, records)
     built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
     ran = {key: _ran(b) for key, b in built.items()}
     files = model.ensure_model(chosen, built[records[1].id], say)
@@ -211,6 +212,7 @@ def prepare_again(
     is here is not what the plan names.
     """
     wanted = {image.id: image for image in plan.distinct_images}
+    _check_devices(platform, map(find_image, wanted))
     built = {key: build.ensure_image(find_image(key), say) for key in wanted}
     for key, image in built.items():
         if image.identity.digest != wanted[key].identity:
@@ -227,6 +229,14 @@ def prepare_again(
         )
     ran = {key: _ran(image, how.get(key)) for key, image in built.items()}
     return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform)
+
+
+def _check_devices(platform: Platform, records: Iterable[ImageRecord]) -> None:
+    """Refuse before anything is built what the machine's driver or devices could not run."""
+    for record in records:
+        locked = None if record.source == "adopted" else read_identity_lock(record)
+        archs = () if locked is None else locked.inside.cuda_archs
+        check_device(platform, record.id, record.cuda, archs)
 
 
 def _runtimes(built: Mapping[str, BuiltImage]) -> dict[str, Runtime]:

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-MASK = "<masked>"
+from kit.inside.text import MASK, mask_text
+
 ADDRESS = "<address>"
 
 _SECRET_WORDS = frozenset((
@@ -26,11 +27,6 @@ _SECRET_WORDS = frozenset((
     "credential", "credentials",
 ))  # fmt: skip
 _SECRET_PARTS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
-_FORMS = (
-    (re.compile(r"(?<=://)[^/@\s]+@"), f"{MASK}@"),  # user and password in an address
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {MASK}"),
-    (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),  # a Hugging Face token
-)
 _PASSWORD = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 _HOME_PATH = re.compile(r"(?<![\w./-])/(?:(?:home|Users)/[^/\s\"']+|root(?![\w.-]))")
 _ORDINARY_NAMES = frozenset((  # they tell nobody apart, and stand in texts that mean no machine
@@ -60,13 +56,6 @@ def is_secret_option(name: str) -> bool:
     """
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
     return bool(words) and words[-1] in _SECRET_WORDS
-
-
-def mask_text(text: str) -> str:
-    """Mask what looks like a credential: users in addresses, bearer headers, hub tokens."""
-    for form, instead in _FORMS:
-        text = form.sub(instead, text)
-    return text
 
 
 def secret_values(environment: Mapping[str, str]) -> frozenset[str]:

@@ -7,9 +7,12 @@ should run here and skips instead is a failure under CI.
 from __future__ import annotations
 
 import os
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+import summary
+from _pytest.terminal import TerminalReporter
 
 TIERS = ("unit", "integration", "container", "gpu")
 
@@ -18,6 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="also run the long tests")
     parser.addoption(
         "--write-matrix", action="store_true", help="write what faults left to docs/hostile.md"
+    )
+    parser.addoption(
+        "--write-summary", action="store_true", help="write what each file said to docs/tests.md"
     )
     parser.addoption("--gpu", action="store_true", help="also run the tests that need a GPU")
 
@@ -51,3 +57,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
     if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped under CI: {report.longrepr}"
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    if not config.getoption("--write-summary"):
+        return
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds: dict[str, float] = defaultdict(float)
+    for end, name in (("passed", "passed"), ("failed", "failed"), ("error", "failed"),
+                      ("skipped", "skipped")):  # fmt: skip
+        for report in terminalreporter.stats.get(end, ()):
+            outcomes[report.nodeid.partition("::")[0]][name] += 1
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    summary.write(summary.rows(outcomes, seconds, config.option.keyword, summary.commit()))

@@ -13,14 +13,8 @@ from typing import Any
 from kit.fact import Fact, Match, Place, as_mapping, from_fields, observe
 from kit.inside.probe_field import Absent, Field
 from kit.inside.probe_vllm import is_listed
-from kit.secret import (
-    MASK,
-    is_secret_variable,
-    mask_address,
-    mask_argv,
-    mask_text,
-    mask_value,
-)
+from kit.inside.text import MASK, mask_text
+from kit.secret import is_secret_variable, mask_address, mask_argv, mask_value
 
 GROUP = "vllm"
 

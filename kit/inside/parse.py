@@ -12,12 +12,14 @@ from typing import Any
 
 import httptools
 
+from .text import mask_text
+
 _MESSAGE_CHARS = 300
 
 
 def short_error(kind: str, message: object) -> str:
-    """Return `kind: message` on one line, cut to a readable length."""
-    text = " ".join(str(message).split())
+    """Return `kind: message` on one line, cut to a readable length; it may be written down."""
+    text = mask_text(" ".join(str(message).split()))
     return f"{kind}: {text}"[:_MESSAGE_CHARS] if text else kind
 
 
@@ -139,12 +141,12 @@ class ReplyParser:
         try:
             frame = json.loads(event)
         except (ValueError, RecursionError) as error:
-            self._fail("bad_json", f"{error} in {event[:60]!r}")
+            self._fail("bad_json", f"{error} in {_start_of(event)}")
             return
         if isinstance(frame, dict):
             self._on_frame(frame)
         else:
-            self._fail("bad_json", f"an event is no object: {event[:60]!r}")
+            self._fail("bad_json", f"an event is no object: {_start_of(event)}")
 
     def _on_frame(self, frame: dict[str, Any]) -> None:
         self._take_usage(frame)
@@ -247,10 +249,10 @@ class ReplyParser:
         try:
             frame = json.loads(body)
         except (ValueError, RecursionError) as error:
-            self._fail("bad_json", f"{error} in {body[:60]!r}")
+            self._fail("bad_json", f"{error} in {_start_of(body)}")
             return
         if not isinstance(frame, dict):
-            self._fail("bad_json", f"the answer is no object: {body[:60]!r}")
+            self._fail("bad_json", f"the answer is no object: {_start_of(body)}")
             return
         self._take_usage(frame)
         self._take_choices(frame, "message")
@@ -258,6 +260,11 @@ class ReplyParser:
             self._fail("server_error", _message_of(frame["error"]))
         elif self._asked_stream:
             self._fail("not_streamed", "a stream was asked for, the answer came whole")
+
+
+def _start_of(body: bytes) -> str:
+    """Return how something that is no JSON begins; masked before a cut could shorten a secret."""
+    return ascii(mask_text(body[:_MESSAGE_CHARS].decode("utf-8", "replace"))[:60])
 
 
 def _message_of(error: object) -> str:

@@ -439,16 +439,89 @@ def test_what_is_secret_here_reaches_no_file_no_label_and_no_terminal(
     stdout, stderr = finish(child)
     assert child.returncode in DONE, stderr
     one.close("complete")
-    written = {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    packed = {p: gzip.decompress(content) for p, content in written.items() if p.endswith(".gz")}
-    assert packed
-    leaks = []
-    for kind, places in {
-        "files of the run": written | packed,
+    searched = {
+        "files of the run": written_below(tmp_path),
         "answers of the engine and of processes inside": told,
         "streams of the terminal": {"stdout": stdout.encode(), "stderr": stderr.encode()},
-    }.items():
+    }
+    assert leaks_in(searched, matrix) == []
+
+
+def written_below(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, and what is in those that are packed."""
+    written = {str(p): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    packed = {p: gzip.decompress(content) for p, content in written.items() if p.endswith(".gz")}
+    assert packed
+    return written | {f"{name}, unpacked": content for name, content in packed.items()}
+
+
+def leaks_in(searched: dict[str, dict[str, bytes]], matrix: Matrix) -> list[str]:
+    """Return the places with a canary in them, and count all for the table."""
+    found = []
+    for kind, places in searched.items():
         leaking = [name for name, content in places.items() if b"canary" in content.lower()]
         matrix.secrets.append((kind, len(places), len(leaking)))
-        leaks += leaking
-    assert leaks == []
+        found += leaking
+    return found
+
+
+SAID = (  # by a server, in its log and in what it answers
+    "Authorization: Bearer canarybearer0123456789",
+    "a hub token hf_canaryCANARY0123456789abcdef",
+    "fetched from http://me:canary-url-0123@hub.example/x",
+    f"Traceback (most recent call last): KeyError: {CANARIES['DB_PASSWORD']}",
+)
+
+
+def planted(root: Path, where: str, old: str, new: str) -> None:
+    """Change a checkout's code in one place."""
+    path = root / where
+    text = path.read_text("utf-8")
+    assert text.count(old) == 1, where
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+def test_what_a_server_or_a_fault_tells_of_secrets_is_masked(
+    trial: Begin, stub_file: StubFile, matrix: Matrix, tmp_path: Path
+) -> None:
+    """In a checkout whose stub tells secrets in its log, its configuration and its refusals."""
+    one = trial("secrets in the server's words")
+    root = checkout(tmp_path / "clone")
+    heard = '        print(json.dumps({"event": "listening"'
+    planted(root, "kit/inside/stub.py", heard, f"        print(*{SAID}, sep='\\n')\n{heard}")
+    refusal = " ".join(SAID[:3])  # the fourth is known here by its value alone
+    planted(root, "kit/inside/stub_answer.py", "planted failure", refusal)
+    defaults = '"quantization": None}'
+    configured = f'"quantization": None, "hf_token": "canary-config-0123", "from": "{SAID[2]}"}}'
+    planted(root, "kit/inside/stub_pages.py", defaults, configured)
+    stub = stub_file(**CACHED, fail_fraction=0.3)
+    told = run_kit(*RUN, "--out", str(one.runs), "--stub", stub, root=root, **CANARIES)
+    assert told.code in DONE, told.stderr
+    _, run = one.close("complete")
+    assert "<masked>" in next(run.glob("replicates/00-*/logs/server.log")).read_text("utf-8")
+    errors = next(run.glob("replicates/00-*/measure/samples.jsonl")).read_text("utf-8")
+    assert "http_500: Authorization: Bearer <masked> a hub token <masked>" in errors
+    searched = {"files of a run whose server tells secrets": written_below(one.runs)}
+
+    body = "    platform = find_platform(platform_name)\n"
+    fault = f"    raise RuntimeError({SAID[1:]!r})\n"
+    planted(root, "kit/use.py", body, fault + body)
+    address = "me:canary-argument-0123@host.example/x"
+    digest = f"sha256:{'0' * 64}"
+    calls: list[tuple[tuple[str, ...], dict[str, str]]] = [
+        (("use",), {}),
+        (("run", "exp1_prefix_cache", "--model", f"http://{address}"), {}),
+        (("run", "exp1_prefix_cache", "--image", f"http://{address}"), {}),
+        (("push", "v0.32.0-cpu", address), {}),
+        (("pull", f"{address}@{digest}", "v0.32.0-cpu"), {}),
+        (("show", f"/nowhere/{SAID[1]}"), {}),
+        (("run", "exp1_prefix_cache"), {"DOCKER_HOST": "tcp://me:canary-host-0123@127.0.0.1:9"}),
+    ]
+    said = {}
+    for words, environment in calls:
+        ran = run_kit(*words, root=root, **{**CANARIES, **environment})
+        assert ran.code != 0, words
+        said[" ".join(words)] = (ran.stdout + ran.stderr).encode()
+    assert b"a fault of the kit itself" in said["use"]
+    searched["what failing calls say (secrets in arguments, addresses, faults)"] = said
+    assert leaks_in(searched, matrix) == []

@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.facts.vllm import masked_environment, without_volatile
+from kit.inside.text import MASK, mask_text
 from kit.secret import (
     ADDRESS,
-    MASK,
     is_secret_option,
     mask_address,
     mask_argv,
     mask_known,
-    mask_text,
     mask_value,
     secret_values,
 )
@@ -96,6 +95,7 @@ def test_an_objects_address_is_left_out_and_the_object_stays() -> None:
         "curl -H 'Authorization: Bearer abcdefgh12345678'",
         "postgres://user:hunter2hunter2@db/x",
         "token hf_abcdefghijklmnopqrstuvwx",
+        "pushed to user:hunter2hunter2@registry.example:5000/vllm",
     ],
 )
 def test_what_looks_like_a_credential_is_masked_in_text(text: str) -> None:
@@ -103,6 +103,13 @@ def test_what_looks_like_a_credential_is_masked_in_text(text: str) -> None:
     assert MASK in shown
     for secret in ("abcdefgh12345678", "hunter2hunter2", "hf_abcdefghijklmnopqrstuvwx"):
         assert secret not in shown
+
+
+@pytest.mark.parametrize(
+    "text", ["vllm-kit:v0.32.0-cpu@sha256:0123", "localhost:5000/vllm@sha256:01", "a:b @ c/d"]
+)
+def test_an_image_s_name_is_no_credential(text: str) -> None:
+    assert mask_text(text) == text
 
 
 secret_text = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=6)

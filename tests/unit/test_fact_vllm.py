@@ -8,7 +8,7 @@ from typing import Any
 from kit.fact import Fact
 from kit.facts import vllm
 from kit.inside.probe_field import read_fields
-from kit.secret import MASK
+from kit.inside.text import MASK
 
 
 def absent(reason: str) -> dict[str, Any]:

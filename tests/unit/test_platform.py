@@ -11,13 +11,19 @@ from fake_nvml import UUIDS, FakeNvml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.errors import BadFile, DeviceMissing, UnknownName
+from kit.errors import BadFile, DeviceMissing, DeviceTooOld, DriverTooOld, UnknownName
 from kit.inside.probe_gpu import format_cpus, probe
 from kit.platform import (
+    Device,
+    Platform,
     cdi_names,
+    check_device,
+    cuda_of,
+    driver_serves,
     find_platform,
     judge,
     parse_cpus,
+    runs_on,
     split_cores,
     usable_cores,
 )
@@ -70,6 +76,8 @@ def test_a_device_is_passed_by_uuid_where_the_description_has_it() -> None:
         f"nvidia.com/gpu={UUIDS[1]}",
     ]
     assert [device.uuid for device in look.devices] == list(UUIDS)
+    assert {device.capability for device in look.devices} == {"9.0"}
+    assert (look.driver, look.driver_cuda) == ("580.159.04", "13.0")
 
 
 def test_without_cdi_the_runtime_gets_the_uuids() -> None:
@@ -144,3 +152,58 @@ def test_cuda_without_a_driver_is_refused_and_cpu_picked(monkeypatch: pytest.Mon
     with pytest.raises(DeviceMissing, match="NVMLError_LibraryNotFound") as caught:
         find_platform("cuda")
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("driver", "variant", "serves"),
+    [
+        ("13.0", "cu130", True),
+        ("12.8", "cu130", False),
+        ("12.4", "cu129", True),
+        ("13.1", "cu129", True),
+        (None, "cu130", False),
+    ],
+)
+def test_a_driver_serves_its_own_major_version_and_older_ones(
+    driver: str | None, variant: str, serves: bool
+) -> None:
+    assert driver_serves(driver, variant) is serves
+    assert cuda_of("cu129") == (12, 9)
+
+
+@pytest.mark.parametrize(
+    ("capability", "archs", "runs"),
+    [
+        ("9.0", "sm_80 sm_90", True),
+        ("8.6", "sm_80", True),
+        ("8.0", "sm_86", False),
+        ("7.0", "sm_75 sm_80 sm_90", False),
+        ("10.3", "sm_90 compute_90", True),
+        ("8.9", "sm_90 compute_90", False),
+        ("9.0", "sm_90a", True),
+        ("10.0", "sm_90a compute_90a", False),
+        ("12.1", "sm_120", True),
+    ],
+)
+def test_code_runs_on_its_major_version_and_ptx_on_all_that_is_newer(
+    capability: str, archs: str, runs: bool
+) -> None:
+    assert runs_on(capability, archs.split()) is runs
+
+
+def on(driver_cuda: str | None, capability: str | None = "7.0") -> Platform:
+    device = Device(index=0, uuid="GPU-1", name="V100", passed_as="x", capability=capability)
+    cpu = find_platform("cpu")
+    told = {"name": "cuda", "devices": (device,), "driver": "570.1", "driver_cuda": driver_cuda}
+    return cpu.model_copy(update=told)
+
+
+def test_an_image_that_this_machine_cannot_run_is_refused_with_the_reason() -> None:
+    with pytest.raises(DriverTooOld, match=r"570\.1 serves CUDA 12\.8, and g is built for.* 13\.0"):
+        check_device(on("12.8"), "g", "cu130", ())
+    with pytest.raises(DeviceTooOld, match=r"V100 has compute capability 7\.0.*sm_75, sm_90"):
+        check_device(on("13.0"), "g", "cu130", ("sm_75", "sm_90"))
+    check_device(on("13.0"), "g", "cu130", ())  # an adopted image tells nothing
+    check_device(on("13.0", None), "g", "cu130", ("sm_90",))
+    check_device(on("12.8"), "g", "cpu", ())
+    check_device(find_platform("cpu"), "g", "cu130", ())
