@@ -97,7 +97,7 @@ def _current_context() -> str:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return ""
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineUnreachable(f"{path} is not JSON", hint="correct it, or remove it") from None
     return str(config.get("currentContext") or "") if isinstance(config, dict) else ""
 

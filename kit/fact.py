@@ -217,7 +217,7 @@ class ContainerPlace:
             raise self._failure(module, (err or out or b"").decode("utf-8", "replace"))
         try:
             return json.loads(out or b"")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._failure(module, (out or b"").decode("utf-8", "replace")) from None
 
     def _failure(self, module: str, words: str) -> ProbeFailed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ import docker.errors
 
 from kit.errors import ClientFailed, DiskFull, KitError, ProbeFailed
 from kit.ready import how_it_ended, state_of
+
+_KILLED = 128 + signal.SIGKILL
 
 
 class ClientBox:
@@ -97,7 +100,7 @@ class ClientBox:
 
     def _error(self, module: str, code: int | None, words: str) -> KitError:
         """Tell what became of the container, where that is why a module ended."""
-        state = state_of(self._container)
+        state = state_of(self._container, killed=code == _KILLED)
         if state is None:
             return ClientFailed("the client container was removed by somebody else")
         if not state["Running"]:

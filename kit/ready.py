@@ -16,7 +16,7 @@ import docker.errors
 from kit.errors import KitError, ProbeFailed, ServerDied, ServerLost, ServerNotReady
 
 LOG_LINES = 15
-_REMOVAL_S = 1.0
+_REMOVAL_S = 2.0
 
 
 def service_container(client: docker.DockerClient, project: str, service: str) -> Any:
@@ -84,10 +84,11 @@ def _state(container: Any, service: str, error: type[KitError] = ServerDied) -> 
     return state
 
 
-def state_of(container: Any) -> dict[str, Any] | None:
+def state_of(container: Any, *, killed: bool = False) -> dict[str, Any] | None:
     """Return a container's state as the engine tells it now, None when it was removed.
 
-    A forced removal kills first: one that has ended is looked at for a moment longer.
+    A forced removal kills first: one that has ended is looked at for a moment longer, and so is
+    one in which a process was `killed`, as the engine may not know yet that all of it was.
     """
     until_s = time.monotonic() + _REMOVAL_S
     while True:
@@ -96,7 +97,7 @@ def state_of(container: Any) -> dict[str, Any] | None:
         except docker.errors.NotFound:
             return None
         state: dict[str, Any] = container.attrs["State"]
-        if state["Running"] or time.monotonic() > until_s:
+        if (state["Running"] and not killed) or time.monotonic() > until_s:
             return state
         time.sleep(0.1)
 

@@ -155,7 +155,7 @@ def _mask_word(word: str) -> str:
     if word.startswith(("{", "[")):
         try:
             parsed = json.loads(word)
-        except ValueError:
+        except (ValueError, RecursionError):
             return mask_text(word)
         masked = mask_value(parsed)
         # Untouched text stays byte for byte what the process received.

@@ -91,7 +91,7 @@ def _absent(client: httpx.Client, commit: str, cuda: str) -> GoneUpstream | Vari
 def _pick(reply: httpx.Response, cuda: str, commit: str) -> dict[str, Any]:
     try:
         items: Any = reply.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BadFile("the wheel index's listing is not JSON", hint="is it a mirror?") from None
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise BadFile("the wheel index's listing is no list of wheels", hint="is it a mirror?")

@@ -34,7 +34,7 @@ def ask(
         return {"status": None, "body": None, "error": short_error(type(error).__name__, error)}
     try:
         content = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         content = answer.text
     return {"status": answer.status_code, "body": content, "error": None}
 

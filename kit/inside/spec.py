@@ -239,7 +239,7 @@ def _read(path: Path) -> str:
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadSpec(f"{where}: not JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadSpec(f"{where}: an object is needed")

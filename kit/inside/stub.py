@@ -193,7 +193,7 @@ class Connection:
     def _generate(self, path: str) -> None:
         try:
             body = json.loads(self._body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             refusal = {"error": {"message": str(error), "type": "BadRequestError", "code": 400}}
             self._wire.send_last(json_answer(400, refusal))
             return

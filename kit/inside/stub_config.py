@@ -122,7 +122,7 @@ def parse_config_text(text: str, source: str) -> StubConfig:
     """Build a config from JSON text; `source` names it in errors. Raises `BadStub`."""
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadStub(f"{source}: not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise BadStub(f"{source}: an object is needed")
@@ -159,7 +159,7 @@ def parse_serve(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
 def _literal(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
