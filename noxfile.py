@@ -106,6 +106,12 @@ def show(session: nox.Session) -> None:
     kit(session, "show", *session.posargs)
 
 
+@nox.session(name="import")
+def import_(session: nox.Session) -> None:
+    """Take a result of vllm bench serve, GuideLLM or AIPerf as raw data: import -- FILE."""
+    kit(session, "import", *session.posargs)
+
+
 @nox.session
 def explain(session: nox.Session) -> None:
     """Say what a verdict, guard or warning means and what to do next: explain -- WORD."""
@@ -168,7 +174,7 @@ def verify(session: nox.Session) -> None:
 
 @nox.session
 def export(session: nox.Session) -> None:
-    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|mlperf|csv."""
+    """Write a run in another format: export -- RUNDIR --format ro-crate|llm-d|csv|parquet…"""
     kit(session, "export", *session.posargs)
 
 
@@ -276,7 +282,10 @@ def attack(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the load generator's own error; -- --proxy: what the proxy adds to a load."""
+    """Measure the load generator's own error; -- --proxy: the proxy's; -- --peers: others'."""
+    if "--peers" in session.posargs:
+        for lock in sorted((ROOT / "requirements").glob("peer-*.lock")):
+            environment(session, lock.stem)
     kit(session, "bench", *session.posargs)
 
 
@@ -308,6 +317,10 @@ def requirements(session: nox.Session) -> None:
     """Resolve the kit's own requirements again, with hashes: writes requirements/*.lock."""
     python = environment(session, "dev")
     compile_ = [python, "-m", "uv", "pip", "compile", "-q", "--universal", "--generate-hashes"]
-    compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate", "pyproject.toml"]
+    compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate"]
     for name, group in (("kit", []), ("dev", ["--group", "dev"])):
-        session.run(*compile_, *group, "-o", f"requirements/{name}.lock", external=True)
+        session.run(
+            *(*compile_, "pyproject.toml", *group, "-o", f"requirements/{name}.lock"), external=True
+        )
+    for peer in sorted((ROOT / "requirements").glob("peer-*.in")):
+        session.run(*compile_, str(peer), "-o", str(peer.with_suffix(".lock")), external=True)

@@ -14,6 +14,7 @@ from kit.export_crate import METADATA, ro_crate
 from kit.export_csv import csv_files
 from kit.export_llmd import llm_d_reports
 from kit.export_mlperf import mlperf_system
+from kit.export_parquet import parquet_files
 from kit.manifest import Manifest, RawFile, load_manifest
 
 
@@ -67,9 +68,18 @@ def _write_csv(run: Path, manifest: Manifest) -> list[Path]:
     return paths
 
 
+def _write_parquet(run: Path, manifest: Manifest) -> list[Path]:
+    paths = []
+    for name, content in parquet_files(run, manifest).items():
+        paths.append(run / store.EXPORTS / "parquet" / name)
+        store.write_bytes(paths[-1], content)
+    return paths
+
+
 FORMATS: dict[str, Callable[[Path, Manifest], list[Path]]] = {
     "ro-crate": _write_crate,
     "llm-d": _write_llm_d,
     "mlperf": _write_mlperf,
     "csv": _write_csv,
+    "parquet": _write_parquet,
 }

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arro3.core import DataType, Table
+from arro3.io import read_parquet
 import requests
 from requests.adapters import HTTPAdapter
 from requests_cache import CachedSession
@@ -254,6 +256,26 @@ def test_samples_become_tables_with_the_raw_values(run: Path) -> None:
     assert values == ["" if x.value is None else str(x.value) for x in readings]
 
 
+def test_parquet_holds_the_values_of_the_csv_with_their_types(run: Path) -> None:
+    typed = {path.stem: Table.from_arrow(read_parquet(path)) for path in export(run, "parquet")}
+    plain = {
+        path.stem: list(csv.reader(io.StringIO(path.read_text("utf-8"))))
+        for path in export(run, "csv")
+    }
+    assert set(typed) == set(plain) == {"samples", "chunks", "measures"}
+    for name, (head, *rows) in plain.items():
+        table = typed[name]
+        assert table.schema.names == head
+        assert table.num_rows == len(rows)
+        for place, column in enumerate(head):
+            told = [cell.as_py() for cell in table.column(column)]
+            for value, row in zip(told, rows, strict=True):
+                text = row[place]
+                assert (value is None) if text == "" else (type(value)(text) == value), column
+    assert str(typed["samples"].schema.field("sent_s").type) == str(DataType.float64())
+    assert str(typed["samples"].schema.field("prompt_tokens").type) == str(DataType.int64())
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_export_changes_nothing_that_the_manifest_hashes(run: Path, name: str) -> None:
     before: Manifest = load_manifest(run / "manifest.json")
@@ -264,8 +286,8 @@ def test_an_export_changes_nothing_that_the_manifest_hashes(run: Path, name: str
 
 
 def test_a_changed_raw_file_or_unknown_format_is_refused(run: Path) -> None:
-    with pytest.raises(UnknownName, match="known: ro-crate, llm-d, mlperf, csv"):
-        export(run, "parquet")
+    with pytest.raises(UnknownName, match="known: ro-crate, llm-d, mlperf, csv, parquet"):
+        export(run, "xlsx")
     (run / "plan.json").write_text("{}", "utf-8")
     with pytest.raises(StaleNumber, match=r"plan\.json"):
         export(run, "llm-d")
