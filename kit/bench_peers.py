@@ -10,10 +10,8 @@ import contextlib
 import os
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +19,45 @@ import numpy as np
 
 from kit import console
 from kit.bench import MODES, BenchResult, free_port, json_lines, measure, running_stub
+from kit.cpu_usage import Usage
+from kit.errors import BadFile, ClientFailed, KitError, NotFound
 from kit.foreign import Foreign, read_foreign
 from kit.inside.clock import NS, Clock, sample_offset_ns
 from kit.peers import Cell, Peer, Say, out_of, peers
-from kit.value import Value
+from kit.value import Value, one_line
 
 STREAMS = (16, 64, 256, 1000)
 OURS = "kit"
 CLAIMED_AT = (256, "staggered")
 CLAIMED_TTFT, CLAIMED_ITL = 40.0, 20.0
-_EVERY_S = 0.2
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class PeerResult(Value):
     """One tool under one load. Errors are absolute, in seconds; null is what it does not tell.
 
-    `lost` requests are those of which it has no whole record. CPU is that of all its processes
-    from the first request's arrival to its last reading; ours includes all of the writing.
-    `other_share` is how much of its core other programs took meanwhile.
+    `lost` requests are those of which it has no whole record; `failed` says why it has none at
+    all. CPU is that of all its processes from the first request's arrival to its last reading;
+    ours includes all of the writing. `other_share` is how much of its core other programs took
+    meanwhile.
     """
 
     tool: str
     version: str
     streams: int
     mode: str
-    requests: int
     lost: int
-    tokens: int
-    ttft_error_p50_s: float | None
-    ttft_error_p99_s: float | None
-    itl_error_p50_s: float | None
-    itl_error_p99_s: float | None
-    ttft_read_p50_s: float | None
-    cpu_s_per_1k_tokens: float | None
-    startup_s: float
-    other_share: float
-    per_token: bool
+    requests: int = 0
+    tokens: int = 0
+    ttft_error_p50_s: float | None = None
+    ttft_error_p99_s: float | None = None
+    itl_error_p50_s: float | None = None
+    itl_error_p99_s: float | None = None
+    ttft_read_p50_s: float | None = None
+    cpu_s_per_1k_tokens: float | None = None
+    startup_s: float | None = None
+    other_share: float | None = None
+    per_token: bool = True
+    failed: str | None = None
 
 
 class Advantage(Value):
@@ -81,8 +81,9 @@ def bench_peers(
 ) -> list[PeerResult]:
     """Measure every tool under each load, one after the other.
 
-    Raises `ToolMissing` where a peer was not installed, `ClientFailed` where a tool ends with an
-    error, and what the engine raises.
+    A peer that a load was too much for has lost all of its requests. Raises `ToolMissing` where a
+    peer was not installed, `ClientFailed` where ours ends with an error, and what the engine
+    raises.
     """
     others = peers(say)
     results = []
@@ -93,7 +94,7 @@ def bench_peers(
                 for peer in (None, *others):
                     with tempfile.TemporaryDirectory(prefix="kit-peers-") as folder:
                         results.append(_measure(Path(folder), peer, count, mode, tokens))
-                    say(f"  {results[-1].tool}: {', '.join(cells_of(results[-1])[3:6])}")
+                    say(f"  {_line(results[-1])}")
     return results
 
 
@@ -142,23 +143,31 @@ COLUMNS = (
 def cells_of(result: PeerResult) -> list[str]:
     """Return a row of the table, times in ms."""
     itl = _ms(result.itl_error_p50_s, result.itl_error_p99_s)
-    cpu = result.cpu_s_per_1k_tokens
     return [
         str(result.streams),
         result.mode,
         result.tool,
         _ms(result.ttft_error_p50_s, result.ttft_error_p99_s),
         itl if result.per_token else "means only",
-        "unknown" if cpu is None else f"{cpu:.3f}",
+        _told(result.cpu_s_per_1k_tokens, ".3f"),
         _ms(result.ttft_read_p50_s),
-        f"{result.startup_s:.1f}",
-        str(result.lost),
-        f"{result.other_share:.0%}",
+        _told(result.startup_s, ".1f"),
+        "all" if result.failed else str(result.lost),
+        _told(result.other_share, ".0%"),
     ]
 
 
+def _line(result: PeerResult) -> str:
+    cells = cells_of(result)[3:6]
+    return f"{result.tool}: {result.failed or ', '.join(cells)}"
+
+
 def _ms(*seconds: float | None) -> str:
-    return " / ".join("none" if s is None else f"{s * 1e3:.3f}" for s in seconds)
+    return " / ".join(_told(None if s is None else s * 1e3, ".3f") for s in seconds)
+
+
+def _told(value: float | None, form: str) -> str:
+    return "none" if value is None else format(value, form)
 
 
 def told(advantage: Advantage) -> str:
@@ -175,9 +184,16 @@ def told(advantage: Advantage) -> str:
     return f"{advantage.streams} streams, {advantage.mode}: p99 error of {said}"
 
 
+def failures(results: Sequence[PeerResult]) -> list[str]:
+    """Return a sentence for each tool and load of which nothing came back."""
+    return [f"{r.streams} streams, {r.mode}: {r.failed}" for r in results if r.failed]
+
+
 def show_peers(results: Sequence[PeerResult]) -> None:
-    """Print the results as a table, and the advantage under each load."""
+    """Print the results as a table, why a tool failed, and the advantage under each load."""
     console.table("load generators on one stub", list(COLUMNS), [cells_of(r) for r in results])
+    for failure in failures(results):
+        console.say(failure)
     for advantage in advantages(results):
         console.say(told(advantage))
 
@@ -187,7 +203,7 @@ def show_peers(results: Sequence[PeerResult]) -> None:
 
 def _measure(folder: Path, peer: Peer | None, streams: int, mode: str, tokens: int) -> PeerResult:
     cores = sorted(os.sched_getaffinity(0))
-    usage = _Usage(cores[0])
+    usage = Usage(cores[0])
     if peer is None:
         with usage.followed(cores[len(cores) // 2]):
             ours = measure(folder, streams, mode, tokens, "auto")
@@ -198,13 +214,29 @@ def _measure(folder: Path, peer: Peer | None, streams: int, mode: str, tokens: i
     with running_stub(folder, cell.port, cores[-1]), usage.followed(cores[len(cores) // 2]):
         began_s = time.monotonic()
         words = peer.words(cell, peer.tokenizer, out_of(peer, out))
-        peer.start(words, out, cores[0], usage.follow)
-    found = read_foreign(out / peer.records)
+        try:
+            peer.start(words, out, cores[0], usage.follow)
+            found = read_foreign(out / peer.records)
+            if not any(sample["chunk_s"] for sample in found.samples):
+                raise ClientFailed(f"{peer.name} has no answered request in its records")
+        except (ClientFailed, BadFile, NotFound) as error:
+            return _failed(peer, cell, error)
     truth = {t["id"]: t for t in json_lines(folder / "stub_times.jsonl")}
     return _compare(found, truth, cell, usage, peer=peer, began_s=began_s)
 
 
-def _ours(result: BenchResult, folder: Path, usage: _Usage) -> PeerResult:
+def _failed(peer: Peer, cell: Cell, error: KitError) -> PeerResult:
+    return PeerResult(
+        tool=peer.name,
+        version=peer.version,
+        streams=cell.streams,
+        mode=cell.mode,
+        lost=cell.streams,
+        failed=one_line(error.message),
+    )
+
+
+def _ours(result: BenchResult, folder: Path, usage: Usage) -> PeerResult:
     truth = list(json_lines(folder / "stub_times.jsonl"))
     span = min(t["arrived_s"] for t in truth), max(t["chunk_s"][-1] for t in truth)
     samples = list(json_lines(folder / "out" / "samples.jsonl"))
@@ -232,7 +264,7 @@ def _compare(
     found: Foreign,
     truth: Mapping[str, Mapping[str, Any]],
     cell: Cell,
-    usage: _Usage,
+    usage: Usage,
     *,
     peer: Peer,
     began_s: float,
@@ -305,81 +337,3 @@ def _many_files() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-# -- CPU time ----------------------------------------------------------------------------------
-
-
-@dataclass
-class _Usage:
-    """CPU seconds of a tool's processes, and of its whole core, over time."""
-
-    core: int
-    times: list[float] = field(default_factory=list)
-    tree: list[float] = field(default_factory=list)
-    busy: list[float] = field(default_factory=list)
-    roots: Sequence[int] | None = None
-
-    def follow(self, roots: Sequence[int] | None) -> None:
-        """Count these processes and all below them; None: all that this one starts."""
-        self.roots = roots
-
-    @contextlib.contextmanager
-    def followed(self, core: int) -> Iterator[None]:
-        """Look at them a few times a second, from another core, until the block ends."""
-        before = set(_children(os.getpid()))
-        ended = threading.Event()
-
-        def look() -> None:
-            os.sched_setaffinity(0, {core})  # of this thread alone
-            while not ended.wait(_EVERY_S):
-                ours = [pid for pid in _children(os.getpid()) if pid not in before]
-                self.times.append(time.monotonic())
-                self.tree.append(sum(map(_tree_cpu_s, self.roots or ours)))
-                self.busy.append(_core_cpu_s(self.core))
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-
-    def tree_s(self, begin_s: float, end_s: float) -> float:
-        """Return the CPU seconds of the tool between two times."""
-        begin, end = np.interp([begin_s, end_s], self.times, self.tree)
-        return float(end - begin)
-
-    def other_share(self, begin_s: float, end_s: float) -> float:
-        """Return the share of the core that other programs took between two times."""
-        begin, end = np.interp([begin_s, end_s], self.times, self.busy)
-        other = (end - begin - self.tree_s(begin_s, end_s)) / (end_s - begin_s)
-        return float(max(0.0, other))
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in task.read_text("ascii").split()]
-    return found
-
-
-def _tree_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process, of all below it, and of those that it has outlived."""
-    total = sum(map(_tree_cpu_s, _children(pid)))
-    with contextlib.suppress(OSError):
-        told = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
-        total += sum(map(int, told.rpartition(")")[2].split()[11:15])) / _TICKS
-    return total
-
-
-def _core_cpu_s(core: int) -> float:
-    """Return the CPU seconds of a core but for idling and interrupts."""
-    for line in Path("/proc/stat").read_text("ascii").splitlines():
-        name, *ticks = line.split()
-        if name == f"cpu{core}":
-            user, nice, system, *_, steal = map(int, ticks[:8])
-            return (user + nice + system + steal) / _TICKS
-    return 0.0

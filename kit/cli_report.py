@@ -26,10 +26,16 @@ def report_command(
     Refused when raw files or numbers are not the recorded ones.
     """
     from kit.again import check_numbers
+    from kit.imported import RECORD, load_imported
+    from kit.imported_report import write_imported_reports
     from kit.manifest import load_manifest
     from kit.report_files import write_reports
     from kit.report_index import write_index
 
+    if (run / RECORD).exists():
+        for path in write_imported_reports(run, load_imported(run)):
+            console.say(f"written: {path}")
+        return
     if run.is_dir() and not (run / "manifest.json").exists():
         console.say(f"written: {write_index(run)}")
         return
@@ -72,8 +78,10 @@ def import_command(
     It never has a verdict: there is no plan, no second arm, and the environment is only declared.
     """
     from kit.imported import import_result
+    from kit.imported_report import write_imported_reports
 
     record, folder = import_result(file, out.expanduser().resolve())
+    write_imported_reports(folder, record)
     console.say(f"imported: {folder} ({record.tool}; its environment is declared, no verdict)")
     for guard in record.guards:
         console.say(f"  {'held' if guard.ok else 'BROKEN'}: {guard.text}")

@@ -59,7 +59,7 @@ def read_foreign(path: Path) -> Foreign:
     """
     if path.suffix == ".jsonl":
         return _aiperf(path)
-    raw = load_json(path)
+    raw = load_json(path, finite=False)
     if "benchmarks" in raw:
         return _guidellm(raw, path.name)
     if "ttfts" in raw and "itls" in raw:
@@ -260,7 +260,7 @@ def _aiperf(path: Path) -> Foreign:
     if not measured:
         raise BadFile(f"{path.name}: no measured request is in it")
     t0_ns = min(r.metadata.request_start_ns for r in measured)
-    about = next((load_json(each) for each in beside(path)), {})
+    about = next((load_json(each, finite=False) for each in beside(path)), {})
     return Foreign(
         tool="aiperf",
         version=_text(about.get("aiperf_version")),

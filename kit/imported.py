@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from kit import store
-from kit.errors import UsageError
+from kit.errors import StaleNumber, UsageError
 from kit.explain import guard_names
-from kit.foreign import Clock, Foreign, Tool, beside, read_foreign
+from kit.foreign import Clock, Tool, beside, read_foreign
 from kit.guard import GuardResult, check_imported
 from kit.inside.writer import encode_line
 from kit.manifest import RawFile, now_utc
@@ -32,7 +32,7 @@ from kit.measure import (
     tpot_s,
     ttft_s,
 )
-from kit.value import Value
+from kit.value import Value, load_json, parse_value
 
 RECORD = "imported.json"
 _WINDOW = "measure"
@@ -58,8 +58,23 @@ class Imported(Value):
     not_judged: tuple[str, ...]
     files: dict[str, RawFile]
 
+    @property
+    def unknown(self) -> list[str]:
+        """What nobody knows of it, by the names of the report's words."""
+        of_tool = {"tokens": not self.per_token, "asked": "lost_samples" in self.not_judged}
+        always = ["environment", "plan", "lag", "clock"]
+        return [*always, *(name for name, lacks in of_tool.items() if lacks)]
 
-def measures_of(found: Foreign) -> Sequence[Measure]:
+
+def load_imported(folder: Path) -> Imported:
+    """Read the record of an imported result; raise `StaleNumber` where a file is not as it says."""
+    record = parse_value(Imported, load_json(folder / RECORD), RECORD, strict=True)
+    if wrong := store.changed_files(folder, record.files):
+        raise StaleNumber(f"a raw file is not as {RECORD} says: {wrong[0]}")
+    return record
+
+
+def measures_of(*, per_token: bool) -> Sequence[Measure]:
     """Return what can be measured; gaps between tokens only where the tool tells single tokens."""
     measures = [
         Measure("requests", "1", "requests answered", request_count()),
@@ -72,7 +87,7 @@ def measures_of(found: Foreign) -> Sequence[Measure]:
         Measure("itl_p50_s", "s", "gap between tokens, median", pooled_gap_quantile(0.50)),
         Measure("itl_p99_s", "s", "gap between tokens, p99", pooled_gap_quantile(0.99)),
     ]
-    return [*measures, *(gaps if found.per_token else ())]
+    return [*measures, *(gaps if per_token else ())]
 
 
 def import_result(path: Path, out: Path) -> tuple[Imported, Path]:
@@ -101,7 +116,7 @@ def import_result(path: Path, out: Path) -> tuple[Imported, Path]:
         clock=found.clock,
         per_token=found.per_token,
         declared=dict(found.declared),
-        readings=tuple(measure.read(raw) for measure in measures_of(found)),
+        readings=tuple(measure.read(raw) for measure in measures_of(per_token=found.per_token)),
         guards=guards,
         not_judged=tuple(n for n in guard_names() if n not in {g.name for g in guards}),
         files=store.hash_files(folder),

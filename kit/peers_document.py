@@ -13,6 +13,7 @@ from kit.bench_peers import (
     PeerResult,
     advantages,
     cells_of,
+    failures,
     told,
 )
 from kit.docs import with_table
@@ -33,7 +34,7 @@ def write_document(
         "",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
-        *(f"- {told(each)}." for each in advantages(results)),
+        *(f"- {each}." for each in (*failures(results), *map(told, advantages(results)))),
         "",
         _claim(results),
     ]

@@ -18,9 +18,12 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
+from test_foreign import RECORDED
 from virtual_run import any_run, write_long_run, write_run
 
 from kit.experiment import experiment_docs
+from kit.imported import import_result
+from kit.imported_report import write_imported_reports
 from kit.manifest import load_manifest
 from kit.paths import MANIFESTS
 from kit.reference import unpack_reference
@@ -138,6 +141,18 @@ def test_the_index(browser: Browser, runs: Path, size: str, colours: str) -> Non
     assert page.locator("#shown").text_content() == "1"
     page.select_option("select[name=experiment]", "")
     check(page, seen, path, f"index-{size}-{colours}")
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("size", "colours"), [*LOOKS, ("paper", "light")])
+def test_an_imported_result(
+    browser: Browser, tmp_path: Path, language: str, size: str, colours: str
+) -> None:
+    record, folder = import_result(RECORDED / "guidellm" / "guidellm.json", tmp_path)
+    write_imported_reports(folder, record)
+    path = folder / f"report.{language}.html"
+    page, seen = opened(browser, path, size, colours)
+    check(page, seen, path, f"imported-{language}-{size}-{colours}")
 
 
 def test_a_report_of_100_000_samples_opens_at_once(browser: Browser, tmp_path: Path) -> None:

@@ -74,6 +74,28 @@ def test_requests_meet_in_the_id_of_the_answer(tmp_path: Path) -> None:
     assert [s["id"] for s, _ in matched(found, truth)] == ["one"]
 
 
+def test_a_load_that_was_too_much_is_a_row_and_a_sentence(tmp_path: Path) -> None:
+    lost = PeerResult(
+        tool="slow", version="1", streams=256, mode="staggered", lost=256,
+        failed="slow did not end within 240 s",
+    )  # fmt: skip
+    assert cells_of(lost)[3:] == [
+        "none / none",
+        "none / none",
+        "none",
+        "none",
+        "none",
+        "all",
+        "none",
+    ]
+    (found,) = advantages([OURS, lost, result("quick", 0.002, 0.001)])
+    assert (found.ttft_peer, found.itl_peer) == ("quick", "quick")
+    path = tmp_path / "peers.md"
+    path.write_text(DOCUMENT.read_text("utf-8"), "utf-8")
+    write_document([OURS, lost], day="2026-01-02", machine="a CPU", path=path)
+    assert "- 256 streams, staggered: slow did not end within 240 s." in path.read_text("utf-8")
+
+
 @pytest.mark.parametrize("mode", ["staggered", "burst"])
 def test_every_tool_is_asked_for_the_same_load(mode: str) -> None:
     cell = Cell(streams=64, mode=mode, tokens=100, port=8123)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from kit.errors import BadFile
 from kit.explain import guard_names
 from kit.foreign import read_foreign
 from kit.imported import RECORD, Imported, import_result
+from kit.imported_report import write_imported_reports
 from kit.measure import tpot_s, ttft_s
 from kit.raw_lines import SAMPLE, read_lines
+from kit.report import LANGUAGES, report_words
 from kit.store import changed_files
 from kit.value import load_json, parse_value
+
+RECORDED = Path(__file__).parents[1] / "data" / "foreign"
 
 
 def vllm_bench(**changes: Any) -> dict[str, Any]:
@@ -195,4 +200,69 @@ def test_the_command_says_what_it_judged(
     assert told["tool"] == "vllm-bench"
     assert Path(told["folder"]).is_dir()
     assert "not judged: " in said.err
+    pages = sorted(Path(told["folder"]).glob("report.*"))
+    assert [p.name for p in pages] == [
+        "report.en.html", "report.en.md", "report.zh.html", "report.zh.md",
+    ]  # fmt: skip
+    before = [page.read_text("utf-8") for page in pages]
+    assert main(["report", told["folder"]]) == 0
+    assert [page.read_text("utf-8") for page in pages] == before
+    (Path(told["folder"]) / "measure" / "samples.jsonl").write_text("", "utf-8")
+    assert main(["report", told["folder"]]) == 70
     assert main(["import", str(tmp_path / "none.json"), "--out", str(tmp_path)]) == 12
+
+
+@pytest.mark.parametrize("form", ["md", "html"])
+def test_the_report_says_first_what_is_not_known(tmp_path: Path, form: str) -> None:
+    said = {}
+    for name, value in (("vllm.json", vllm_bench()), ("guide.json", guidellm())):
+        record, folder = import_result(written(tmp_path, name, value), tmp_path)
+        write_imported_reports(folder, record)
+        said[record.tool] = unescape((folder / f"report.en.{form}").read_text("utf-8"))
+        for language in LANGUAGES:
+            text = (folder / f"report.{language}.{form}").read_text("utf-8")
+            assert text.index(report_words()["imported_no_environment"][language]) < text.index(
+                report_words()["measures"][language]
+            )
+            assert all(file.sha256 in text for file in record.files.values())
+            assert "supported" not in text.partition("</style>")[2 if form == "html" else 0]
+    tokens, asked = (report_words()[f"imported_no_{x}"]["en"] for x in ("tokens", "asked"))
+    assert [tokens in said[tool] for tool in ("vllm-bench", "guidellm")] == [False, True]
+    assert [asked in said[tool] for tool in ("vllm-bench", "guidellm")] == [False, True]
+    assert "no value: " in said["vllm-bench"]
+
+
+def test_what_a_tool_wrote_is_text_of_the_page_and_no_more(tmp_path: Path) -> None:
+    path = written(tmp_path, "result.json", vllm_bench(model_id="<script>alert(1)</script>"))
+    record, folder = import_result(path, tmp_path)
+    write_imported_reports(folder, record)
+    text = (folder / "report.en.html").read_text("utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+RECORDS = {
+    "vllm-bench": "vllm-bench-serve/vllm.json",
+    "guidellm": "guidellm/guidellm.json",
+    "aiperf": "aiperf/profile_export.jsonl",
+}
+
+
+@pytest.mark.parametrize("tool", RECORDS)
+def test_what_the_tools_themselves_wrote_is_read(tool: str, tmp_path: Path) -> None:
+    """Three requests of five tokens at a stub: the first after 100 ms, then one every 50 ms."""
+    found = read_foreign(RECORDED / RECORDS[tool])
+    assert (found.tool, len(found.samples)) == (tool, 3)
+    assert (found.version is None) == (tool == "vllm-bench")
+    for sample in found.samples:
+        assert sample["error"] is None
+        assert (sample["completion_tokens"], len(sample["chunk_s"])) == (
+            5, 5 if found.per_token else 2,
+        )  # fmt: skip
+        assert ttft_s(sample) == pytest.approx(0.1, abs=0.05)
+        assert tpot_s(sample) == pytest.approx(0.05, abs=0.01)
+    record, _ = import_result(RECORDED / RECORDS[tool], tmp_path)
+    value = {r.name: r.value for r in record.readings}
+    assert value["requests"] == 3
+    assert value["tpot_mean_s"] == pytest.approx(0.05, abs=0.01)
+    assert all(guard.ok for guard in record.guards)
