@@ -31,7 +31,7 @@ from kit.platform import find_platform
 Say = Callable[[str], None]
 
 PROMPT_TOKENS = 8
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 _OUT, _MODEL = "/out", "/model"
 _CACHED = "kit/tokenizer"
 
