@@ -108,6 +108,12 @@ def show(session: nox.Session) -> None:
     kit(session, "show", *session.posargs)
 
 
+@nox.session(name="import")
+def import_(session: nox.Session) -> None:
+    """Take a result of vllm bench serve, GuideLLM or AIPerf as raw data: import -- FILE."""
+    kit(session, "import", *session.posargs)
+
+
 @nox.session
 def explain(session: nox.Session) -> None:
     """Say what a verdict, guard or warning means and what to do next: explain -- WORD."""
@@ -285,7 +291,10 @@ def attack(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the load generator's own error; -- --proxy: what the proxy adds to a load."""
+    """Measure the load generator's own error; -- --proxy: the proxy's; -- --peers: others'."""
+    if "--peers" in session.posargs:
+        for lock in sorted((ROOT / "requirements").glob("peer-*.lock")):
+            environment(session, lock.stem)
     kit(session, "bench", *session.posargs)
 
 
@@ -317,6 +326,9 @@ def requirements(session: nox.Session) -> None:
     """Resolve the kit's own requirements again, with hashes: writes requirements/*.lock."""
     python = environment(session, "dev")
     compile_ = [python, "-m", "uv", "pip", "compile", "-q", "--universal", "--generate-hashes"]
-    compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate", "pyproject.toml"]
-    for name, group in (("kit", []), *((each, ["--group", each]) for each in GROUPS)):
-        session.run(*compile_, *group, "-o", f"requirements/{name}.lock", external=True)
+    compile_ += ["--python-version", "3.11", "--no-header", "--no-annotate"]
+    wanted = {"kit": ["pyproject.toml"]}
+    wanted |= {each: ["pyproject.toml", "--group", each] for each in GROUPS}
+    wanted |= {p.stem: [str(p)] for p in sorted((ROOT / "requirements").glob("*.in"))}
+    for name, words in wanted.items():
+        session.run(*compile_, *words, "-o", f"requirements/{name}.lock", external=True)

@@ -87,7 +87,7 @@ def bench(
     for count in streams:
         for mode in modes:
             with tempfile.TemporaryDirectory(prefix="kit-bench-") as folder:
-                results.append(_measure(Path(folder), count, mode, tokens, stamps))
+                results.append(measure(Path(folder), count, mode, tokens, stamps))
     return results
 
 
@@ -112,7 +112,8 @@ def show(results: Sequence[BenchResult]) -> None:
     console.table("load generator against a stub with a true log", columns, rows)
 
 
-def _measure(folder: Path, streams: int, mode: str, tokens: int, stamps: str) -> BenchResult:
+def measure(folder: Path, streams: int, mode: str, tokens: int, stamps: str) -> BenchResult:
+    """Measure one load; the stub's log and the samples stay in the folder."""
     cores = sorted(os.sched_getaffinity(0))
     port = free_port()
     write_inputs(folder, port, streams, mode, tokens, stamps)
@@ -177,8 +178,8 @@ def _compare(folder: Path, streams: int, mode: str, began_s: float) -> BenchResu
 
 def with_truth(folder: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield what the load saw of each request with what the stub did. Raises `ClientFailed`."""
-    truth = {t["id"]: t for t in _json_lines(folder / "stub_times.jsonl")}
-    for sample in _json_lines(folder / "out" / "samples.jsonl"):
+    truth = {t["id"]: t for t in json_lines(folder / "stub_times.jsonl")}
+    for sample in json_lines(folder / "out" / "samples.jsonl"):
         true = truth.get(sample["id"])
         if sample["error"] or true is None or len(true["chunk_s"]) != len(sample["chunk_s"]):
             raise ClientFailed(
@@ -187,7 +188,8 @@ def with_truth(folder: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, A
         yield sample, true
 
 
-def _json_lines(path: Path) -> list[Mapping[str, Any]]:
+def json_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Return the objects of a file with one a line."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 

@@ -14,6 +14,7 @@ import typer
 
 from kit import console, engine, engine_setup, owner
 from kit.cli_again import Out, Quick, add_again_commands
+from kit.cli_bench import bench_command
 from kit.cli_check import check_command
 from kit.cli_doctor import doctor_command
 from kit.cli_fit import fit_command
@@ -299,45 +300,6 @@ def docs_command() -> None:
     write_readme()
 
 
-@app.command("bench")
-def bench_command(
-    streams: Annotated[
-        list[int] | None, typer.Option(help="Concurrent streams; may be given again.")
-    ] = None,
-    of_proxy: Annotated[
-        bool, typer.Option("--proxy", help="Measure what the kit's proxy adds instead.")
-    ] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="With --proxy: put the table into docs/proxy.md.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Measure the load generator's own error against a stub with an exact schedule."""
-    from kit.bench import bench, show
-
-    if write and not of_proxy:
-        raise UsageError("--write belongs to --proxy", hint="nox -s bench -- --proxy --write")
-    if of_proxy:
-        from kit.bench_proxy import bench_proxy, show_proxy
-
-        costs = bench_proxy(tuple(streams or (64,)))
-        if write:
-            from kit.manifest import now_utc
-            from kit.proxy_document import this_machine, write_document
-
-            write_document(costs, day=now_utc()[:10], machine=this_machine())
-        if as_json:
-            console.data([cost.model_dump(mode="json") for cost in costs])
-        else:
-            show_proxy(costs)
-        return
-    results = bench(tuple(streams or (64, 256)))
-    if as_json:
-        console.data([r.model_dump(mode="json") for r in results])
-    else:
-        show(results)
-
-
 @app.command("attack")
 def attack_command(
     runs: Annotated[int, typer.Option(help="Virtual runs a cell.")] = 2000,
@@ -395,6 +357,7 @@ add_image_commands(app)
 add_share_commands(app)
 add_again_commands(app)
 add_report_commands(app)
+app.command("bench")(bench_command)
 app.command("fit")(fit_command)
 app.command("check")(check_command)
 app.command("doctor")(doctor_command)

@@ -10,6 +10,7 @@ import typer
 from kit import console
 from kit.cli_images import Json
 from kit.errors import UnknownName, UsageError
+from kit.paths import RUNS
 
 if TYPE_CHECKING:
     from kit.explain import Explanation
@@ -25,10 +26,16 @@ def report_command(
     Refused when raw files or numbers are not the recorded ones.
     """
     from kit.again import check_numbers
+    from kit.imported import RECORD, load_imported
+    from kit.imported_report import write_imported_reports
     from kit.manifest import load_manifest
     from kit.report_files import write_reports
     from kit.report_index import write_index
 
+    if (run / RECORD).exists():
+        for path in write_imported_reports(run, load_imported(run)):
+            console.say(f"written: {path}")
+        return
     if run.is_dir() and not (run / "manifest.json").exists():
         console.say(f"written: {write_index(run)}")
         return
@@ -53,6 +60,38 @@ def show_command(
         return
     for name, value in lines(summary):
         console.text(f"{name:<10} {value}")
+
+
+def import_command(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="`vllm bench serve --save-detailed` JSON, GuideLLM's JSON, or AIPerf's "
+            "profile_export.jsonl."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of runs.")] = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Take another tool's result as raw data: samples, measures, the guards that can be judged.
+
+    It never has a verdict: there is no plan, no second arm, and the environment is only declared.
+    """
+    from kit.imported import import_result
+    from kit.imported_report import write_imported_reports
+
+    record, folder = import_result(file, out.expanduser().resolve())
+    write_imported_reports(folder, record)
+    console.say(f"imported: {folder} ({record.tool}; its environment is declared, no verdict)")
+    for guard in record.guards:
+        console.say(f"  {'held' if guard.ok else 'BROKEN'}: {guard.text}")
+    console.say(f"  not judged: {', '.join(record.not_judged)}")
+    if as_json:
+        console.data({"folder": str(folder), **record.model_dump(mode="json")})
+        return
+    rows = [[r.name, r.unit, r.reason if r.value is None else f"{r.value:.6g}", str(r.n)]
+            for r in record.readings]  # fmt: skip
+    console.table("imported", ["measure", "unit", "value", "n"], [list(map(str, r)) for r in rows])
 
 
 def explain_command(
@@ -90,4 +129,5 @@ def add_report_commands(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("report")(report_command)
     app.command("show")(show_command)
+    app.command("import")(import_command)
     app.command("explain")(explain_command)

@@ -66,17 +66,7 @@ def _requests(
     window: Window, asked: Sequence[Mapping[str, Any]], replicate: int, limits: Limits
 ) -> Iterator[GuardResult]:
     where = _where(window, replicate)
-    failed = [s for s in window.samples if s.get("error") or s.get("status") != 200]
-    yield GuardResult(
-        name="failed_requests",
-        replicate=replicate,
-        ok=not failed,
-        seen=len(failed),
-        limit=0,
-        text=f"{len(failed)} of {len(window.samples)} requests failed ({where})"
-        + (f": {_why(failed[0])}" if failed else ""),
-        source=window.samples_file,
-    )
+    yield _failed(window, where, replicate)
     ids = [s.get("id") for s in window.samples]
     lost = {str(r["id"]) for r in asked} ^ {str(i) for i in ids}
     lost_count = len(lost) + len(ids) - len(set(ids))
@@ -101,6 +91,36 @@ def _requests(
         text=f"served output tokens differ from asked by {worst:.1%} ({where})",
         source=window.samples_file,
     )
+
+
+def _failed(window: Window, where: str, replicate: int) -> GuardResult:
+    failed = [s for s in window.samples if s.get("error") or s.get("status") != 200]
+    return GuardResult(
+        name="failed_requests",
+        replicate=replicate,
+        ok=not failed,
+        seen=len(failed),
+        limit=0,
+        text=f"{len(failed)} of {len(window.samples)} requests failed ({where})"
+        + (f": {_why(failed[0])}" if failed else ""),
+        source=window.samples_file,
+    )
+
+
+def check_imported(window: Window, asked: int | None) -> Iterator[GuardResult]:
+    """Check what can be judged of another tool's result; `asked` requests, if it says how many."""
+    yield _failed(window, "imported", 0)
+    if asked is not None:
+        lost = abs(asked - len({s.get("id") for s in window.samples}))
+        yield GuardResult(
+            name="lost_samples",
+            replicate=0,
+            ok=not lost,
+            seen=lost,
+            limit=0,
+            text=f"{lost} samples are missing, doubled or unknown (imported)",
+            source=window.samples_file,
+        )
 
 
 def _why(sample: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ to print a bare number. `kit.report_files` writes the reports, `kit.report_html`
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from kit.experiment import Text
 from kit.explain import find_explanation
 from kit.fact import Fact
 from kit.guard import GuardResult
-from kit.manifest import Manifest
+from kit.manifest import Manifest, RawFile
 from kit.measure import Reading
 from kit.paths import TEMPLATES
 from kit.verdict import MIN_PAIRS
@@ -49,15 +49,15 @@ class Number:
 
 @dataclass
 class Notes:
-    """The notes of one report: a mark for each distinct set of raw files."""
+    """The notes of one report over a run's files: a mark for each distinct set of them."""
 
-    manifest: Manifest
+    files: Mapping[str, RawFile]
     _marks: dict[tuple[str, ...], str] = field(default_factory=dict)
 
     def number(self, text: str, sources: Iterable[str]) -> Number:
         """Return a number; raise `StaleNumber` when a source is no file of the run."""
         files = tuple(dict.fromkeys(sources))
-        unknown = [f for f in files if f not in self.manifest.files]
+        unknown = [f for f in files if f not in self.files]
         if unknown or not files:
             raise StaleNumber(f"the number {text} cannot be traced to a raw file: {unknown}")
         mark = self._marks.setdefault(files, str(len(self._marks) + 1))
@@ -66,7 +66,7 @@ class Notes:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the notes of all numbers that were given until now, as a template shows them."""
         for files, mark in list(self._marks.items()):
-            listed = [{"name": f, "sha256": self.manifest.files[f].sha256} for f in files]
+            listed = [{"name": f, "sha256": self.files[f].sha256} for f in files]
             yield {"mark": mark, "files": listed}
 
 
@@ -100,7 +100,7 @@ def values_of(manifest: Manifest, language: str) -> dict[str, Any]:
     """Return what every form of the report shows; needs a manifest with a verdict."""
     assert manifest.verdict is not None
     words = report_words()
-    notes = Notes(manifest)
+    notes = Notes(manifest.files)
     aside = {r.replicate for r in manifest.replicates if r.pair in manifest.set_aside}
     broken = [g for g in manifest.guards if not g.ok and g.replicate not in aside]
     return {

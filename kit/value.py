@@ -90,18 +90,19 @@ def read_text(path: Path, *, shown: str | None = None) -> str:
         raise BadFile(f"{name}: not UTF-8 at byte {error.start}") from None
 
 
-def load_json(path: Path) -> dict[str, Any]:
+def load_json(path: Path, *, finite: bool = True) -> dict[str, Any]:
     """Parse a JSON file that holds an object; raise `BadFile` with file and place.
 
     Stricter than Python's parser, so that every reader sees the same: no key twice in an object,
     no NaN, no number beyond a float, no half of a character, no more than `MAX_JSON_DEPTH` levels.
+    Without `finite` the words NaN and Infinity are numbers: other programs write them.
     """
     text = read_text(path)
     try:
         value = json.loads(
             text,
             object_pairs_hook=_unique_keys,
-            parse_constant=_finite,
+            parse_constant=_finite if finite else float,
             parse_float=_finite,
             parse_int=_whole,
         )

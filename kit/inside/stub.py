@@ -108,7 +108,7 @@ class Stub:
         if self._times is None:
             return
         record = {
-            "id": answer.request_id,
+            "id": answer.name,
             "arrived_s": answer.arrived_ns / NS,
             "chunk_s": [at / NS for at in answer.sent_ns],
             "cached_tokens": answer.service.cached_tokens,

@@ -43,6 +43,11 @@ class Answer:
         self._next = 0
         self._fetching: asyncio.Task[None] | None = None
 
+    @property
+    def name(self) -> str:
+        """The id that the client gave, else the number: by it answer and log are one request's."""
+        return self.request_id or str(self.number)
+
     def start(self, base_ns: int) -> None:
         """Begin to serve: the schedule counts from `base_ns`."""
         stub, service = self._stub, self.service
@@ -171,7 +176,7 @@ class Answer:
         self._end(service.finish_reason)
 
     def _frames(self) -> Frames:
-        return Frames(self.request_id or str(self.number), self._stub.config.model, self._is_chat)
+        return Frames(self.name, self._stub.config.model, self._is_chat)
 
     def abort(self) -> None:
         """The client has gone."""

@@ -160,7 +160,7 @@ def test_a_lost_raw_file_and_no_report_is_written(
 
 
 def test_a_number_needs_files_of_the_run(manifest: Manifest) -> None:
-    notes = Notes(manifest)
+    notes = Notes(manifest.files)
     assert str(notes.number("5", ["plan.json"])) == "5[^1]"
     assert str(notes.number("6", ["plan.json", "plan.json"])) == "6[^1]"
     for sources in ([], ["made/up.json"], ["plan.json", "made/up.json"]):

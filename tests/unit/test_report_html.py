@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_run import exp1_run, write_run
+from virtual_run import exp1_run, write_long_run, write_run
 
 from kit import store
 from kit.manifest import Manifest, load_manifest, manifest_json
@@ -281,19 +281,7 @@ def test_text_and_marks_stand_out_in_light_dark_and_print(reference: Whole) -> N
 
 
 def test_100_000_samples_stay_small(tmp_path: Path) -> None:
-    write_run(tmp_path, exp1_run(pairs=2))
-    draw = np.random.default_rng(1)
-    for folder in sorted(tmp_path.glob("replicates/*/measure")):
-        one = json.loads((folder / "samples.jsonl").read_text("utf-8").splitlines()[0])
-        starts = np.sort(draw.uniform(0, 600, 25_000)).round(6)
-        lines = []
-        for start, ttft in zip(starts, draw.lognormal(-2, 0.5, 25_000), strict=True):
-            chunks = [round(start + ttft + 0.01 * i * ttft, 6) for i in range(4)]
-            sample = one | {"sent_s": start, "chunk_s": chunks, "done_s": chunks[-1]}
-            lines.append(json.dumps(sample))
-        store.write_text(folder / "samples.jsonl", "\n".join(lines) + "\n")
-    manifest = manifest_of(tmp_path).model_copy(update={"files": store.hash_files(tmp_path)})
-    pages = render_pages(tmp_path, manifest)
+    pages = render_pages(tmp_path, write_long_run(tmp_path, 100_000))
     for text in pages.values():
         assert len(text.encode()) < 5_000_000
         assert text.count("<use") < 1000, "no mark for each sample"

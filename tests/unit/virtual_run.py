@@ -14,7 +14,7 @@ from kit import store
 from kit.analyse import analyse
 from kit.experiment import find_experiment
 from kit.fact import Fact
-from kit.manifest import Cost, KitIdentity, Manifest, RanImage, manifest_json
+from kit.manifest import Cost, KitIdentity, Manifest, RanImage, load_manifest, manifest_json
 from kit.measure import Scrape
 from kit.virtual import VirtualRun, World, bench_frame, draw_run, frame
 
@@ -133,3 +133,29 @@ def write_run(folder: Path, run: VirtualRun) -> Manifest:
     )
     store.write_text(folder / "manifest.json", manifest_json(manifest))
     return manifest
+
+
+def write_long_run(folder: Path, samples: int) -> Manifest:
+    """Write a run whose measured windows hold so many samples together, over ten minutes each."""
+    write_run(folder, exp1_run(pairs=2))
+    windows = sorted(folder.glob("replicates/*/measure"))
+    draw, each = np.random.default_rng(1), samples // len(windows)
+    for window in windows:
+        one = json.loads((window / "samples.jsonl").read_text("utf-8").splitlines()[0])
+        starts = np.sort(draw.uniform(0, 600, each)).round(6)
+        lines = []
+        for start, ttft in zip(starts, draw.lognormal(-2, 0.5, each), strict=True):
+            chunks = [round(start + ttft + 0.01 * i * ttft, 6) for i in range(4)]
+            sample = one | {"sent_s": start, "chunk_s": chunks, "done_s": chunks[-1]}
+            lines.append(json.dumps(sample))
+        store.write_text(window / "samples.jsonl", "\n".join(lines) + "\n")
+    manifest = load_manifest(folder / "manifest.json")
+    manifest = manifest.model_copy(update={"files": store.hash_files(folder)})
+    store.write_text(folder / "manifest.json", manifest_json(manifest))
+    return manifest
+
+
+def any_run(name: str, *, pairs: int = 2, seed: int = 1) -> VirtualRun:
+    """Draw a run of any experiment; what a virtual server does not tell is missing in it."""
+    shared = frame(name, find_experiment(name), pairs=pairs)
+    return draw_run(shared, World(effect=-0.3), np.random.default_rng(seed))
