@@ -109,7 +109,10 @@ def parse_config(raw: Mapping[str, Any]) -> StubConfig:
         if isinstance(default, tuple):
             value = tuple(value) if isinstance(value, list) else value
         elif isinstance(default, float) and isinstance(value, int):
-            value = float(value)
+            try:
+                value = float(value)
+            except OverflowError:
+                raise BadStub(f"{key}: too large: {str(value)[:20]}…") from None
         if default is not None and type(value) is not type(default):
             raise BadStub(f"{key}: {type(default).__name__} is needed, not {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
