@@ -24,6 +24,7 @@ from kit.lock_file import (
     render_requirements,
 )
 from kit.paths import DOCKER, cache_dir
+from kit.platform import cuda_version
 
 Say = Callable[[str], None]
 How = Literal["present", "built", "adopted"]
@@ -264,7 +265,7 @@ def ask_inside(record: ImageRecord, image_id: str) -> InsideFacts:
 def check_inside(record: ImageRecord, lock: Lock, told: InsideFacts) -> None:
     """Raise `IdentityMismatch` unless variant, version and commit are those of the record."""
     vllm = lock.find_wheel("vllm")
-    wanted = {"cpu": None, "cu129": "12.9", "cu130": "13.0"}[record.cuda]
+    wanted = None if record.cuda == "cpu" else cuda_version(record.cuda)
     complaints = []
     if told.torch_cuda != wanted:
         complaints.append(f"torch is built for CUDA {told.torch_cuda}, not {wanted}")

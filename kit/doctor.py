@@ -21,7 +21,7 @@ from kit.errors import (
 )
 from kit.experiment import Experiment, apply_variant
 from kit.fit import ELEMENT_BYTES, shape_of, split_refusal
-from kit.platform import cuda_of, driver_serves
+from kit.platform import cuda_version, driver_serves
 from kit.seen import Looked, Problem, SeenImage, SeenModel
 from kit.topology import find_topology
 from kit.value import Value
@@ -150,9 +150,8 @@ def _accelerators(seen: Looked) -> Iterator[Line]:
     image = _default(seen.images, seen.default_image)
     if not wanted or image.cuda == "cpu":
         return
-    needed = cuda_of(image.cuda)
     found = f"driver {seen.driver or 'unknown'} for CUDA {seen.driver_cuda or 'unknown'}, "
-    found += f"{image.id} needs {needed[0]}.{needed[1]}"
+    found += f"{image.id} needs {cuda_version(image.cuda)}"
     if driver_serves(seen.driver_cuda, image.cuda):
         yield Line(what="driver", state="ok", found=found)
     else:

@@ -290,10 +290,10 @@ def find_platform(name: str | None = None) -> Platform:
 # -- what of an image a machine's driver and devices can run -----------------------------------
 
 
-def cuda_of(variant: str) -> tuple[int, int]:
+def cuda_version(variant: str) -> str:
     """Return the CUDA runtime of an image's variant: `cu129` is 12.9."""
     digits = variant.removeprefix("cu")
-    return int(digits[:-1]), int(digits[-1])
+    return f"{digits[:-1]}.{digits[-1]}"
 
 
 def driver_serves(driver_cuda: str | None, variant: str) -> bool:
@@ -301,7 +301,10 @@ def driver_serves(driver_cuda: str | None, variant: str) -> bool:
 
     Within a major version every driver runs every runtime. What is unknown does not serve.
     """
-    return driver_cuda is not None and int(driver_cuda.split(".")[0]) >= cuda_of(variant)[0]
+    if driver_cuda is None:
+        return False
+    served, needed = (int(each.partition(".")[0]) for each in (driver_cuda, cuda_version(variant)))
+    return served >= needed
 
 
 def runs_on(capability: str, archs: Sequence[str]) -> bool:
@@ -335,10 +338,9 @@ def check_device(platform: Platform, image: str, variant: str, archs: Sequence[s
     if platform.name != "cuda" or variant == "cpu":
         return
     if not driver_serves(platform.driver_cuda, variant):
-        needed = ".".join(map(str, cuda_of(variant)))
         raise DriverTooOld(
             f"driver {platform.driver or 'unknown'} serves CUDA {platform.driver_cuda or 'unknown'}"
-            f", and {image} is built for CUDA {needed}",
+            f", and {image} is built for CUDA {cuda_version(variant)}",
             hint="update the driver, or take an image of an older CUDA; see `nox -s images`",
         )
     for device in platform.devices:

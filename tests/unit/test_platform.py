@@ -18,7 +18,7 @@ from kit.platform import (
     Platform,
     cdi_names,
     check_device,
-    cuda_of,
+    cuda_version,
     driver_serves,
     find_platform,
     judge,
@@ -168,7 +168,7 @@ def test_a_driver_serves_its_own_major_version_and_older_ones(
     driver: str | None, variant: str, serves: bool
 ) -> None:
     assert driver_serves(driver, variant) is serves
-    assert cuda_of("cu129") == (12, 9)
+    assert cuda_version("cu129") == "12.9"
 
 
 @pytest.mark.parametrize(
