@@ -177,7 +177,7 @@ def _set_devices(
     (reservation,) = service["deploy"]["resources"]["reservations"]["devices"]
     names = list(dict.fromkeys(str(share.passed_as) for share in seen))
     reservation["device_ids"] = names
-    if topology.devices_are_shared:
+    if topology.devices_are_shared and len(names) > 1:  # of one, there is none to choose
         numbers = [str(names.index(str(share.passed_as))) for share in shares]
         service["environment"]["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)
 

@@ -21,7 +21,9 @@ def perplexity(phase: str) -> Callable[[Raw], Reading]:
     """
 
     def compute(raw: Raw) -> Reading:
-        window = raw.windows[phase]
+        window = raw.windows.get(phase)
+        if window is None:  # of random weights nothing is asked for the answer's sake
+            return null_reading(f"no phase `{phase}` was run", 0)
         logs = [v for s in window.samples for v in s.get("prompt_logprobs") or []]
         if not logs:
             return null_reading("no answer has prompt log probabilities", 0, window.samples_file)

@@ -127,3 +127,7 @@ def test_random_weights_have_a_capacity_but_no_quality() -> None:
     assert [p.name for p in chosen.workload(Scale("m", 1))] == ["warmup", "measure"]
     assert (chosen.quality, chosen.answers_judged) == ((), False)
     assert chosen.hypothesis.measure == "num_gpu_blocks"
+    measured = Raw(windows={"measure": raw(182, "auto", [], []).windows["measure"]})
+    (perplexity,) = [m for m in chosen.all_measures if m.name == "perplexity"]
+    found = perplexity.read(measured)
+    assert (found.value, found.reason) == (None, "no phase `quality` was run")
