@@ -6,7 +6,6 @@ from its raw files by the rules of today; the manifest that the run itself wrote
 
 from __future__ import annotations
 
-import json
 import lzma
 import tarfile
 from pathlib import Path
@@ -15,9 +14,10 @@ from kit import report_files, store
 from kit.again import experiment_of
 from kit.analyse import Analysis, analyse, refused
 from kit.archive import fault_of_name, shown
-from kit.errors import BadFile, NotFound, StaleNumber
+from kit.conclusion import cautions, cost_of
+from kit.errors import BadFile, KitError, NotFound, StaleNumber
 from kit.identity import kit_identity
-from kit.manifest import Manifest, load_manifest, manifest_json
+from kit.manifest import Cost, Manifest, load_manifest, manifest_json
 from kit.notice import Notice, notice
 from kit.paths import MANIFESTS
 
@@ -42,14 +42,16 @@ OF_ANALYSIS = frozenset(
 
 
 def conclude_again(run: Path) -> Manifest:
-    """Compute measures, guards and verdict of a finished run anew; write manifest and reports.
+    """Compute measures, guards and verdict of a whole run anew; write manifest and reports.
 
     Plan, facts and raw files stay as they are, and so does the run's own manifest, under another
-    name; a notice says that this was done. Raises `StaleNumber` when a raw file has changed,
-    `BadFile` when the run is not complete or its plan is not the one that was hashed.
+    name; a notice says that this was done. Whole is also a run that measured all of its plan and
+    then failed by a fault of the kit's own, as in a measure: no hour of a GPU is lost to that.
+    Raises `StaleNumber` when a raw file has changed, `BadFile` when the run is not whole or its
+    plan is not the one that was hashed.
     """
     manifest = load_manifest(run / "manifest.json")
-    if manifest.status != "complete" or manifest.plan.sha256 != manifest.plan_sha256:
+    if not _is_whole(manifest) or manifest.plan.sha256 != manifest.plan_sha256:
         raise BadFile(
             "manifest.json: the run is not complete, or its plan is not the hashed one",
             hint="only a whole run can be concluded",
@@ -61,8 +63,12 @@ def conclude_again(run: Path) -> Manifest:
         store.write_bytes(run / AS_RUN, (run / "manifest.json").read_bytes())
     if HOST_FACTS not in manifest.files:  # a kit before this file wrote them to the manifest alone
         store.write_json(run / HOST_FACTS, [f.model_dump(mode="json") for f in manifest.facts])
+    cost = manifest.cost or cost_of(manifest.replicates)
     again = manifest.model_copy(
         update={
+            "status": "complete",
+            "failure": None,
+            "cost": cost,
             "replicates": found.replicates,
             "set_aside": found.set_aside,
             "guards": found.guards,
@@ -71,13 +77,26 @@ def conclude_again(run: Path) -> Manifest:
             "comparisons": found.comparisons,
             "effect": found.effect,
             "verdict": found.verdict,
-            "notices": _notices(run, manifest, found),
+            "notices": _notices(run, manifest, found, cost),
             "files": store.hash_files(run),
         }
     )
     store.write_text(run / "manifest.json", manifest_json(again))
     report_files.write_reports(run, again)
     return again
+
+
+def _is_whole(manifest: Manifest) -> bool:
+    if manifest.status == "complete":
+        return True
+    fault, measured = manifest.failure, [r.replicate for r in manifest.replicates]
+    return (
+        manifest.status == "failed"
+        and fault is not None
+        and fault.exit_code == KitError.exit_code
+        and measured == list(range(len(manifest.plan.slots)))
+        and all(r.status == "complete" for r in manifest.replicates)
+    )
 
 
 def _analyse(run: Path, manifest: Manifest) -> Analysis:
@@ -87,11 +106,18 @@ def _analyse(run: Path, manifest: Manifest) -> Analysis:
     return analyse(run, plan, experiment, bare, unsupported=refused(run, experiment, bare))
 
 
-def _notices(run: Path, manifest: Manifest, found: Analysis) -> tuple[Notice, ...]:
-    own = [n for n in manifest.notices if n.code not in OF_ANALYSIS]
-    first = json.loads((run / AS_RUN).read_text("utf-8"))["verdict"]
-    commit = (kit_identity().commit or "unknown")[:12]
-    seen = f"{commit} (in the run itself: {first['word']}: {first['reason']})"
+def _notices(
+    run: Path, manifest: Manifest, found: Analysis, cost: Cost | None
+) -> tuple[Notice, ...]:
+    first = load_manifest(run / AS_RUN)
+    if first.verdict is None:  # it failed before it had a word to say about itself
+        assert first.failure is not None
+        own = [*manifest.notices, *cautions(manifest, found.verdict, cost)]
+        said = f"it ended with {first.failure.error}"
+    else:
+        own = [n for n in manifest.notices if n.code not in OF_ANALYSIS]
+        said = f"{first.verdict.word}: {first.verdict.reason}"
+    seen = f"{(kit_identity().commit or 'unknown')[:12]} (in the run itself: {said})"
     return (*found.notices, *own, notice("concluded_again", seen))
 
 

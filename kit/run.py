@@ -22,6 +22,7 @@ import docker
 
 from kit import console, engine, facts, identity, owner, pull_request, report_files, store
 from kit.analyse import analyse, answered, refused
+from kit.conclusion import cautions, cost_of
 from kit.errors import BadFile, DiskFull, Interrupted, KitError, RunFolderLost, ServerDied
 from kit.experiment import (
     Experiment,
@@ -29,18 +30,16 @@ from kit.experiment import (
 from kit.fact import HostPlace
 from kit.fit import shape_of, split_refusal
 from kit.manifest import (
-    Cost,
     Failure,
     Manifest,
     Original,
-    Replicate,
     Status,
     load_manifest,
     manifest_json,
     now_utc,
 )
 from kit.measure import MODEL_FILE
-from kit.notice import notice
+from kit.notice import Notice, notice
 from kit.plan import Plan
 from kit.platform import find_platform
 from kit.prepare import Options, Prepared, choose, prepare
@@ -48,7 +47,6 @@ from kit.replicate import Bench, measure_slot
 from kit.secret import find_private, masked
 from kit.surroundings import ignored
 from kit.value import load_json
-from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
 
@@ -153,7 +151,7 @@ def carry_out(
             place = HostPlace(client=client, endpoint_kind=engine.endpoint_kind())
             found = facts.collect(place)
             store.write_json(folder / FACTS, [f.model_dump(mode="json") for f in found])
-            record.update(facts=tuple(found))
+            record.update(facts=tuple(found), notices=tuple(_of_machine(prepared)))
             _measure_and_conclude(client, record, experiment, prepared, say)
     return record.manifest, folder
 
@@ -183,6 +181,11 @@ def _measure_and_conclude(
     unsupported = _measure_all(client, record, experiment, prepared, say)
     _conclude(record, experiment, prepared, unsupported)
     say(f"report: {record.folder / 'report.en.html'}")
+
+
+def _of_machine(prepared: Prepared) -> Iterator[Notice]:
+    if prepared.platform.shared_cores:
+        yield notice("shared_cores", str(os.cpu_count()))
 
 
 def _lay_out(record: Record, prepared: Prepared) -> None:
@@ -356,25 +359,8 @@ def _conclude(
     """Compute everything from the raw files, then write manifest and reports."""
     plan, manifest = prepared.plan, record.manifest
     found = analyse(record.folder, plan, experiment, manifest.replicates, unsupported=unsupported)
-    cost = _cost(manifest.replicates)
-    notices = list(found.notices)
-    if plan.engine == "stub":
-        notices.append(notice("stub_engine", ""))
-    if prepared.platform.shared_cores:
-        notices.append(notice("shared_cores", str(os.cpu_count())))
-    if plan.pairs < MIN_PAIRS and found.verdict.word != "unsupported":
-        notices.append(notice("few_pairs", str(plan.pairs)))
-    notices += [
-        notice("commit_declared" if i.lock_sha256 else "image_declared", i.id)
-        for i in prepared.images.values()
-        if i.state != "verified"
-    ]
-    if manifest.resumed:
-        notices.append(notice("resumed", ", ".join(str(r.after) for r in manifest.resumed)))
-    if manifest.kit.dirty:
-        notices.append(notice("dirty_kit", ""))
-    if cost and cost.ratio > 1.10:
-        notices.append(notice("kit_cost", f"{cost.ratio:.2f}"))
+    cost = cost_of(manifest.replicates)
+    notices = (*found.notices, *manifest.notices, *cautions(manifest, found.verdict, cost))
     record.finish(
         "complete",
         replicates=found.replicates,
@@ -385,19 +371,10 @@ def _conclude(
         comparisons=found.comparisons,
         effect=found.effect,
         verdict=found.verdict,
-        notices=tuple(notices),
+        notices=notices,
         cost=cost,
     )
     report_files.write_reports(record.folder, record.manifest)
     if len(set(plan.images)) > 1:
         block = pull_request.pull_request_block(record.manifest)
         store.write_text(record.folder / "pull-request.md", block)
-
-
-def _cost(replicates: tuple[Replicate, ...]) -> Cost | None:
-    known = [(r.wall_s, r.accounted_s) for r in replicates if r.accounted_s]
-    if not known:
-        return None
-    wall = sum(w for w, _ in known)
-    accounted = sum(a for _, a in known if a)
-    return Cost(wall_s=wall, accounted_s=accounted, ratio=wall / accounted)

@@ -7,12 +7,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from references import EACH, EACH_IN_TIME, REFERENCES
+from references import EACH, EACH_IN_TIME, REFERENCES, SMALLEST
 
 from kit import store
 from kit.again import analyse_again
 from kit.errors import BadFile, NotFound, StaleNumber
-from kit.manifest import load_manifest
+from kit.manifest import Failure, load_manifest, manifest_json
 from kit.reference import AS_RUN, archive_of, conclude_again, keep_reference, unpack_reference
 from kit.report_files import write_reports
 
@@ -77,6 +77,57 @@ def test_a_changed_raw_file_or_plan_is_never_concluded(tmp_path: Path) -> None:
     samples = next(run.rglob("samples.jsonl"))
     samples.write_text(samples.read_text() + "\n")
     with pytest.raises(StaleNumber, match=r"samples\.jsonl"):
+        conclude_again(run)
+
+
+def failed(run: Path, **changes: object) -> None:
+    """Make of a reference what a fault of a measure had left of the run."""
+    manifest = load_manifest(run / "manifest.json")
+    bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
+    failure = Failure(error="KeyError", exit_code=1, message="a fault of the kit itself")
+    left = {
+        "status": "failed",
+        "failure": failure,
+        "verdict": None,
+        "effect": None,
+        "notices": (),
+        "cost": None,
+        "replicates": tuple(bare),
+        **changes,
+    }
+    text = manifest_json(manifest.model_copy(update=left))
+    (run / "manifest.json").write_text(text, "utf-8")
+    (run / AS_RUN).unlink()
+
+
+def test_a_run_that_only_a_fault_of_the_kit_kept_from_its_verdict_is_concluded(
+    tmp_path: Path,
+) -> None:
+    run = unpack_reference(SMALLEST, tmp_path)
+    kept = load_manifest(SMALLEST)
+    files = {name: f for name, f in kept.files.items() if name != AS_RUN}
+    failed(run, files=files)
+    again = conclude_again(run)
+    assert (again.status, again.failure) == ("complete", None)
+    assert (again.verdict, again.effect, again.cost) == (kept.verdict, kept.effect, kept.cost)
+    assert load_manifest(run / AS_RUN).status == "failed"
+    assert "(in the run itself: it ended with KeyError)" in again.notices[-1].text.en
+    others = [n for n in kept.notices if n.code not in ("concluded_again", "shared_cores")]
+    assert sorted(n.code for n in again.notices[:-1]) == sorted(n.code for n in others)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "interrupted"},
+        {"failure": Failure(error="ServerDied", exit_code=30, message="gone")},
+        {"replicates": ()},
+    ],
+)
+def test_any_other_failed_run_has_no_verdict(tmp_path: Path, changes: dict[str, object]) -> None:
+    run = unpack_reference(SMALLEST, tmp_path)
+    failed(run, **changes)
+    with pytest.raises(BadFile, match="not complete"):
         conclude_again(run)
 
 
