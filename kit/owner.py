@@ -212,14 +212,22 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def shielded(say: Any) -> Iterator[None]:
-    """Let a clean-up finish: signals inside the block are answered and set aside."""
+def shielded(say: Any, *, then_stop: bool = False) -> Iterator[None]:
+    """Let a clean-up finish: signals inside the block are answered and set aside.
 
-    def answer(_signum: int, _frame: FrameType | None) -> None:
+    With `then_stop` the first of them is raised as `Interrupted` when the block is through: for a
+    clean-up that is no end of its own, after which the program would go on.
+    """
+    came: list[int] = []
+
+    def answer(signum: int, _frame: FrameType | None) -> None:
+        came.append(signum)
         say("cleaning up, a moment please")
 
     with _handlers(answer):
         yield
+    if came and then_stop:
+        raise Interrupted(came[0])
 
 
 @contextlib.contextmanager

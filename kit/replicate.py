@@ -147,7 +147,7 @@ def _stopped_after(bench: Bench, stack: Stack, out: Path) -> Iterator[None]:
         if away and isinstance(error, KitError):
             raise engine.lost(error.message) from error
         raise
-    with owner.shielded(bench.say):
+    with owner.shielded(bench.say, then_stop=True):
         _clean_up(bench, stack, out)
 
 

@@ -137,6 +137,7 @@ BOUNDARIES = {
     "the last load is over": "01-*/measure/load.json",
     "the first report is written": "report.en.md",
 }
+LAST = "the first report is written"
 
 
 @pytest.mark.full
@@ -152,6 +153,8 @@ def test_a_run_ended_at_a_stage_s_end(
     one.strike()
     child.send_signal(signum)
     ended(one, child, signum)
+    if signum == signal.SIGTERM and boundary != LAST:  # nothing goes on after a signal
+        assert child.returncode == 128 + signum
     one.close("interrupted", "complete")
 
 

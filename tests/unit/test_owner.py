@@ -192,3 +192,18 @@ def test_clearing_up_is_not_interrupted_but_answers() -> None:
         assert said == ["cleaning up, a moment please"] * 2
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_while_clearing_up_between_two_replicates_ends_the_run_afterwards() -> None:
+    done: list[str] = []
+
+    def clear_up() -> None:
+        with owner.shielded(done.append, then_stop=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("cleared up")
+
+    with pytest.raises(Interrupted) as caught:
+        clear_up()
+    assert done[-1] == "cleared up"
+    assert caught.value.exit_code == 128 + signal.SIGTERM
