@@ -580,6 +580,8 @@ def _own_differences(plan: Plan, replicates: Sequence[Replicate]) -> list[str]:
     baseline, candidate = plan.arms
     ours, theirs = (_environments(arm) for arm in plan.arms)
     changed = sorted(n for n in {*ours, *theirs} if ours.get(n) != theirs.get(n))
+    if len({plan.topology_of(a.role).devices_are_shared for a in plan.arms}) > 1:
+        changed.append("CUDA_VISIBLE_DEVICES")  # how engines that see all devices choose theirs
     services = sorted({str(f.service) for r in replicates for f in r.facts})
     found = [f"vllm_env.{name}" for name in changed]
     found += [f"facts.{s}.vllm.environment.{name}" for s in services for name in changed]

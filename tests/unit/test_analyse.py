@@ -141,6 +141,31 @@ def test_environment_may_differ_where_the_plan_says_so_and_nowhere_else() -> Non
     )
 
 
+@pytest.mark.parametrize(("topology", "told"), [("pd-shared-ipc", 0), ("pd", 2)])
+def test_engines_choose_their_device_where_they_all_see_all_devices(
+    topology: str, told: int
+) -> None:
+    run = drawn()
+    baseline, candidate = run.plan.arms
+    arms = (
+        baseline.model_copy(update={"topology": "replicas"}),
+        candidate.model_copy(update={"topology": topology}),
+    )
+    run.plan = run.plan.model_copy(update={"arms": arms})
+
+    def facts(role: str, _number: int) -> list[Fact]:
+        chosen = {"CUDA_VISIBLE_DEVICES": None if role == "baseline" else "0"}
+        return [
+            fact("environment", chosen, group="vllm").model_copy(update={"service": name})
+            for arm in arms
+            if arm.role == role
+            for name in run.plan.topology_of(arm.role).engines
+        ]
+
+    found = with_facts(run, facts).confounders
+    assert len([each for each in found if "CUDA_VISIBLE_DEVICES" in each]) == told, found
+
+
 def test_packages_may_differ_only_when_the_image_is_the_variable() -> None:
     def facts(role: str, _number: int) -> list[Fact]:
         return [fact("packages", {"torch": role}, group="packages")]
