@@ -11,7 +11,7 @@ from kit.verdict import MIN_PAIRS, Verdict
 COSTLY = 1.10
 
 
-def cautions(manifest: Manifest, verdict: Verdict, cost: Cost | None) -> Iterator[Notice]:
+def cautions(manifest: Manifest, verdict: Verdict) -> Iterator[Notice]:
     """Yield the cautions about how a run came about, apart from the machine it ran on."""
     plan = manifest.plan
     if plan.engine == "stub":
@@ -26,6 +26,7 @@ def cautions(manifest: Manifest, verdict: Verdict, cost: Cost | None) -> Iterato
         yield notice("resumed", ", ".join(str(r.after) for r in manifest.resumed))
     if manifest.kit.dirty:
         yield notice("dirty_kit", "")
+    cost = cost_of(manifest.replicates)
     if cost and cost.ratio > COSTLY:
         yield notice("kit_cost", f"{cost.ratio:.2f}")
 

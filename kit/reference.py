@@ -17,7 +17,7 @@ from kit.archive import fault_of_name, shown
 from kit.conclusion import cautions, cost_of
 from kit.errors import BadFile, KitError, NotFound, StaleNumber
 from kit.identity import kit_identity
-from kit.manifest import Cost, Manifest, load_manifest, manifest_json
+from kit.manifest import Manifest, load_manifest, manifest_json
 from kit.notice import Notice, notice
 from kit.paths import MANIFESTS
 
@@ -63,12 +63,11 @@ def conclude_again(run: Path) -> Manifest:
         store.write_bytes(run / AS_RUN, (run / "manifest.json").read_bytes())
     if HOST_FACTS not in manifest.files:  # a kit before this file wrote them to the manifest alone
         store.write_json(run / HOST_FACTS, [f.model_dump(mode="json") for f in manifest.facts])
-    cost = manifest.cost or cost_of(manifest.replicates)
     again = manifest.model_copy(
         update={
             "status": "complete",
             "failure": None,
-            "cost": cost,
+            "cost": cost_of(manifest.replicates),
             "replicates": found.replicates,
             "set_aside": found.set_aside,
             "guards": found.guards,
@@ -77,7 +76,7 @@ def conclude_again(run: Path) -> Manifest:
             "comparisons": found.comparisons,
             "effect": found.effect,
             "verdict": found.verdict,
-            "notices": _notices(run, manifest, found, cost),
+            "notices": _notices(run, manifest, found),
             "files": store.hash_files(run),
         }
     )
@@ -106,17 +105,16 @@ def _analyse(run: Path, manifest: Manifest) -> Analysis:
     return analyse(run, plan, experiment, bare, unsupported=refused(run, experiment, bare))
 
 
-def _notices(
-    run: Path, manifest: Manifest, found: Analysis, cost: Cost | None
-) -> tuple[Notice, ...]:
+def _notices(run: Path, manifest: Manifest, found: Analysis) -> tuple[Notice, ...]:
+    own = [n for n in manifest.notices if n.code not in OF_ANALYSIS]
+    if manifest.verdict is None:  # it failed before it had a word to say about itself
+        own += cautions(manifest, found.verdict)
     first = load_manifest(run / AS_RUN)
-    if first.verdict is None:  # it failed before it had a word to say about itself
-        assert first.failure is not None
-        own = [*manifest.notices, *cautions(manifest, found.verdict, cost)]
-        said = f"it ended with {first.failure.error}"
-    else:
-        own = [n for n in manifest.notices if n.code not in OF_ANALYSIS]
+    if first.verdict is not None:
         said = f"{first.verdict.word}: {first.verdict.reason}"
+    else:
+        assert first.failure is not None
+        said = f"it ended with {first.failure.error}"
     seen = f"{(kit_identity().commit or 'unknown')[:12]} (in the run itself: {said})"
     return (*found.notices, *own, notice("concluded_again", seen))
 

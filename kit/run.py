@@ -359,8 +359,6 @@ def _conclude(
     """Compute everything from the raw files, then write manifest and reports."""
     plan, manifest = prepared.plan, record.manifest
     found = analyse(record.folder, plan, experiment, manifest.replicates, unsupported=unsupported)
-    cost = cost_of(manifest.replicates)
-    notices = (*found.notices, *manifest.notices, *cautions(manifest, found.verdict, cost))
     record.finish(
         "complete",
         replicates=found.replicates,
@@ -371,8 +369,8 @@ def _conclude(
         comparisons=found.comparisons,
         effect=found.effect,
         verdict=found.verdict,
-        notices=notices,
-        cost=cost,
+        notices=(*found.notices, *manifest.notices, *cautions(manifest, found.verdict)),
+        cost=cost_of(manifest.replicates),
     )
     report_files.write_reports(record.folder, record.manifest)
     if len(set(plan.images)) > 1:

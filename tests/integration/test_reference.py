@@ -114,6 +114,7 @@ def test_a_run_that_only_a_fault_of_the_kit_kept_from_its_verdict_is_concluded(
     assert "(in the run itself: it ended with KeyError)" in again.notices[-1].text.en
     others = [n for n in kept.notices if n.code not in ("concluded_again", "shared_cores")]
     assert sorted(n.code for n in again.notices[:-1]) == sorted(n.code for n in others)
+    assert conclude_again(run).notices == again.notices
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ SMALLEST, _IN_TIME = _BY_SIZE[0], _BY_SIZE[:_SHORT]
 
 EACH = [pytest.param(path, id=path.parent.name) for path in REFERENCES]
 EACH_IN_TIME = [
-    pytest.param(
-        path, id=path.parent.name, marks=[] if path in _BY_SIZE[:_SHORT] else [pytest.mark.full]
-    )
+    pytest.param(path, id=path.parent.name, marks=[] if path in _IN_TIME else [pytest.mark.full])
     for path in REFERENCES
 ]
 """All with --full, else the smallest: what unpacks a reference takes seconds for each megabyte."""
