@@ -186,12 +186,17 @@ def _proxy(stub_port: int, core: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _watched(core: int, noise: list[float]) -> Iterator[None]:
-    """Let a timer run on a core; its delays, in seconds, are in `noise` after the block."""
+    """Let a timer run on a core; its delays, in seconds, are in `noise` after the block.
+
+    The block begins when the timer runs: its process starts with a second of imports, which must
+    not be taken for the proxy's time.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     watcher = context.Process(target=_watch, args=(theirs, core))
     watcher.start()
     try:
+        ours.recv()
         yield
         ours.send(None)
         noise += ours.recv()
@@ -202,6 +207,7 @@ def _watched(core: int, noise: list[float]) -> Iterator[None]:
 
 def _watch(end: Connection, core: int) -> None:
     os.sched_setaffinity(0, {core})
+    end.send(None)
     late: list[float] = []
     while not late or not end.poll():
         began_s = time.monotonic()
