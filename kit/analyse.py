@@ -631,9 +631,9 @@ def _notices(
 def _of_sampling(raws: Mapping[int, Raw]) -> Iterator[Notice]:
     """Yield what the readers of sampled stacks must know."""
     stacks = [w.stacks for raw in raws.values() for w in raw.windows.values() if w.stacks.engines]
-    nothing = {s.problem: None for each in stacks for s in [each] if s.problem}
+    nothing = dict.fromkeys(s.problem for s in stacks if s.problem)
     if nothing:
-        yield notice("nothing_sampled", "; ".join(nothing))
+        yield notice("nothing_sampled", "; ".join(each for each in nothing if each))
     behind = max((s.behind_s for s in stacks), default=0.0)
     if behind:
         yield notice("sampler_behind", f"{behind:.2f} s")

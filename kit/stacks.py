@@ -1,8 +1,8 @@
 """What the sampled stacks of an engine say: which share of them is inside scheduling. Pure.
 
 A run keeps one file a process, `stacks-<service>-<role>-<pid>.txt.gz`, folded: a line is frames
-from the outermost to the innermost, joined by `;`, then a blank and how often it was seen. Beside them
-`stacks-<service>.json` says how long each process was sampled and what the sampler said.
+from the outermost to the innermost, joined by `;`, then a blank and how often it was seen. Beside
+them `stacks-<service>.json` says how long each process was sampled and what the sampler said.
 
 Lines are read in pieces, so that one of any length costs no more memory than the longest that is
 taken; what is no folded line is counted and left out, never guessed.
