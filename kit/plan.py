@@ -63,7 +63,7 @@ class PlannedModel(Value):
 class PlannedSampler(Value):
     """The program that samples the engines' stacks: a wheel of the package index, by its hash."""
 
-    name: str
+    name: Literal["py-spy"] = "py-spy"
     version: str = Field(pattern=r"^[0-9][0-9.]{0,20}$")
     wheel_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 

@@ -1,7 +1,7 @@
 """The pinned program that samples stacks: from its lock by hash into the cache, for no image.
 
-A plan names its wheel, so a run of that plan takes exactly it; `docker/sampler.lock` only says
-which one new plans name.
+A plan names its wheel, and a run takes exactly that one, if `docker/sampler.lock` has it too: what a
+manifest of somebody else names is not run for that alone. New plans name the lock's first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.errors import BuildFailed, HashMismatch
+from kit.errors import BuildFailed, HashMismatch, NotLocked
 from kit.lock_file import Wheel
 from kit.paths import DOCKER, cache_dir
 from kit.plan import PlannedSampler
@@ -22,15 +22,21 @@ LOCK = DOCKER / "sampler.lock"
 _TAGS = "py2.py3-none-manylinux1_x86_64.manylinux_2_5_x86_64"
 
 
-def planned_sampler() -> PlannedSampler:
-    """Return the sampler that `docker/sampler.lock` pins. Raises `BuildFailed` for no such line."""
-    text = LOCK.read_text(encoding="utf-8")
-    found = re.search(r"^py-spy==(\S+) --hash=sha256:([0-9a-f]{64})$", text, re.MULTILINE)
-    if found is None:
+def known_samplers() -> tuple[PlannedSampler, ...]:
+    """Return the samplers that `docker/sampler.lock` pins. Raises `BuildFailed` for none."""
+    lines = re.findall(
+        r"^py-spy==(\S+) --hash=sha256:([0-9a-f]{64})$", LOCK.read_text("utf-8"), re.MULTILINE
+    )
+    if not lines:
         raise BuildFailed(
             "docker/sampler.lock names no py-spy with its hash", hint="restore the file"
         )
-    return PlannedSampler(name="py-spy", version=found[1], wheel_sha256=found[2])
+    return tuple(PlannedSampler(version=v, wheel_sha256=sha256) for v, sha256 in lines)
+
+
+def planned_sampler() -> PlannedSampler:
+    """Return the sampler that new plans name."""
+    return known_samplers()[0]
 
 
 def wheel_of(sampler: PlannedSampler) -> Wheel:
@@ -47,8 +53,14 @@ def wheel_of(sampler: PlannedSampler) -> Wheel:
 def sampler_program(sampler: PlannedSampler, say: Say) -> Path:
     """Return the program, fetched into the cache the first time and checked every time.
 
-    Raises what fetching a wheel raises: `IndexUnreachable`, `GoneUpstream`, `HashMismatch`.
+    Raises `NotLocked` for one that this checkout does not pin, and what fetching a wheel raises:
+    `IndexUnreachable`, `GoneUpstream`, `HashMismatch`.
     """
+    if sampler not in known_samplers():
+        raise NotLocked(
+            f"the plan's {sampler.name} {sampler.version} is not in docker/sampler.lock",
+            hint="use the commit of the kit that the manifest names",
+        )
     wheel = wheel_of(sampler)
     fetch_wheels([wheel], say)
     check_wheels([wheel])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.errors import NotLocked
 from kit.inside import sample_stacks
 from kit.inside.probe_stacks import handed
 from kit.inside.sample_stacks import Sampled, chosen, role_of, titles_of
@@ -116,6 +117,12 @@ def test_the_engine_s_own_processes_are_chosen() -> None:
 
 def test_processes_of_the_sampler_s_own_container_are_left_out() -> None:
     assert os.getpid() not in titles_of(Path("/proc"), os.getpid())
+
+
+def test_a_sampler_that_the_lock_does_not_name_is_never_run() -> None:
+    other = planned_sampler().model_copy(update={"wheel_sha256": "0" * 64})
+    with pytest.raises(NotLocked, match=r"not in docker/sampler\.lock"):
+        sampler_program(other, print)
 
 
 def test_the_program_is_the_one_of_the_pinned_wheel(tmp_path: Path) -> None:
