@@ -1,7 +1,7 @@
 """The pinned program that samples stacks: from its lock by hash into the cache, for no image.
 
-A plan names its wheel, and a run takes exactly that one, if `docker/sampler.lock` has it too: what a
-manifest of somebody else names is not run for that alone. New plans name the lock's first.
+A plan names its wheel, and a run takes exactly that one, if `docker/sampler.lock` has it too:
+what a manifest of somebody else names is not run for that alone. New plans name the lock's first.
 """
 
 from __future__ import annotations
