@@ -198,7 +198,8 @@ class Phase:
 
     The phase named `measure` is the measured one; others come before it in order (warm-up, a
     cold first request) and are recorded apart. One with `profile` runs under the engines' own
-    profilers; it comes last, since what it takes is no time of anything.
+    profilers, and in one with `sample_hz` their stacks are sampled so many times a second; such a
+    phase comes last, since what it takes is no time of anything.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Phase:
     concurrency: int
     scrape_every_s: float | None = 0.5
     profile: bool = False
+    sample_hz: int = 0
 
 
 @dataclass(frozen=True)

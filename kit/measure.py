@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kit.errors import BadFile, NotFound
 from kit.raw_lines import LOAD, SAMPLE, SCRAPE, check, read_lines
+from kit.stacks import Stacks, read_phase
 from kit.trace import Trace, read_trace
 from kit.value import Value, load_json
 
@@ -66,7 +67,8 @@ class Window:
     """One phase of one replicate, as its files tell it.
 
     `scrapes` are those of the service that the client asked, `legs` those of the engines behind it
-    by their names, where there are such. `traces` are a profiled phase's, by file name.
+    by their names, where there are such. `traces` are a profiled phase's, by file name,
+    and `stacks` what was sampled in a sampled one.
     """
 
     folder: str
@@ -75,6 +77,7 @@ class Window:
     load: Mapping[str, Any]
     legs: Mapping[str, tuple[Scrape, ...]] = field(default_factory=dict)
     traces: Mapping[str, Trace] = field(default_factory=dict)
+    stacks: Stacks = field(default_factory=Stacks)
 
     @property
     def samples_file(self) -> str:
@@ -215,6 +218,7 @@ def load_window(run: Path, folder: str, only: Sequence[str] = ()) -> Window:
         traces={
             path.name: read_trace(path) for path in sorted((run / folder).glob("trace-*.json.gz"))
         },
+        stacks=read_phase(run / folder),
     )
 
 

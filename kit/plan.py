@@ -60,6 +60,14 @@ class PlannedModel(Value):
     files: dict[str, str]
 
 
+class PlannedSampler(Value):
+    """The program that samples the engines' stacks: a wheel of the package index, by its hash."""
+
+    name: Literal["py-spy"] = "py-spy"
+    version: str = Field(pattern=r"^[0-9][0-9.]{0,20}$")
+    wheel_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class PlannedService(Value):
     """What one service gets beside the arm's own; all that a proxy gets."""
 
@@ -107,6 +115,7 @@ class PlannedPhase(Value):
     output_tokens: tuple[int, ...]
     scrape_every_s: float | None
     profile: bool = Field(default=False, exclude_if=is_empty)
+    sample_hz: int = Field(default=0, ge=0, le=1000, exclude_if=is_empty)
 
 
 class Slot(Value):
@@ -167,6 +176,7 @@ class Plan(Value):
     seed: int
     resources: Resources
     shared_device: bool = Field(default=False, exclude_if=is_empty)
+    sampler: PlannedSampler | None = Field(default=None, exclude_if=is_empty)
 
     @property
     def sha256(self) -> str:
@@ -283,11 +293,12 @@ def make_plan(
     stopping: Stopping | None = None,
     spare_pairs: int = 0,
     shared_device: bool = False,
+    sampler: PlannedSampler | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes).
 
     With `stopping`, `pairs` and `spare_pairs` are not used: the rule says how many pairs a run
-    may need.
+    may need. `sampler` is needed where a phase is sampled, and else left out.
     """
     spare = 0 if stopping else spare_pairs
     given = resources or Resources()
@@ -342,6 +353,7 @@ def make_plan(
         seed=seed,
         resources=given,
         shared_device=shared_device,
+        sampler=sampler if any(phase.sample_hz for phase in phases) else None,
     )
     return plan, files
 
@@ -390,6 +402,7 @@ def _plan_phase(phase: Phase, lines: bytes) -> PlannedPhase:
         output_tokens=tuple(sorted(lengths)),
         scrape_every_s=phase.scrape_every_s,
         profile=phase.profile,
+        sample_hz=phase.sample_hz,
     )
 
 

@@ -32,6 +32,7 @@ from kit.model import ModelRecord, find_model
 from kit.paths import INSIDE, RUNS
 from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
 from kit.platform import DEFAULT_IMAGES, Platform, check_device
+from kit.sampler_tool import planned_sampler, sampler_program
 from kit.sequential import Stopping
 from kit.store import let_read
 from kit.verdict import MIN_PAIRS
@@ -101,6 +102,7 @@ class Prepared:
     runtimes: dict[str, Runtime]
     model: Path
     platform: Platform
+    sampler: Path | None = None
 
 
 def prepare(
@@ -125,7 +127,8 @@ def prepare(
     plan, lines = _freeze(
         name, experiment, platform.name, options, records, planned, chosen, files.files
     )
-    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
+    sampler = _sampler(plan, say)
+    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform, sampler)
 
 
 def plan_ahead(name: str, options: Options) -> Plan:
@@ -194,6 +197,7 @@ def _freeze(
         seed=options.seed,
         resources=resources,
         shared_device=options.shared_device,
+        sampler=planned_sampler(),
     )
 
 
@@ -228,7 +232,13 @@ def prepare_again(
             hint="use the commit of the kit that the manifest names",
         )
     ran = {key: _ran(image, how.get(key)) for key, image in built.items()}
-    return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform)
+    sampler = _sampler(plan, say)
+    return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform, sampler)
+
+
+def _sampler(plan: Plan, say: Say) -> Path | None:
+    """Return the program that the plan samples stacks with; None where it samples none."""
+    return sampler_program(plan.sampler, say) if plan.sampler else None
 
 
 def _check_devices(platform: Platform, records: Iterable[ImageRecord]) -> None:

@@ -21,7 +21,7 @@ import docker
 import docker.errors
 
 from kit import clash, compose, engine, facts, owner, watch
-from kit.compose import Placement, Runtime, Stack
+from kit.compose import SAMPLER, Placement, Runtime, Stack, sampler_of
 from kit.errors import EngineLost, KitError, ProbeFailed
 from kit.fact import ContainerPlace, Fact
 from kit.facts.vllm import shown_config
@@ -31,6 +31,7 @@ from kit.plan import Plan, PlannedPhase, Slot
 from kit.platform import Share, parse_cpus
 from kit.profiler import profiled
 from kit.ready import check_alive, check_serving, service_container, wait_healthy
+from kit.sampler import command, sampled, sampler_user
 from kit.secret import masked
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.telemetry_gpu import EVERY_S, Devices
@@ -59,6 +60,7 @@ class Bench:
     client_cpuset: str
     say: Say
     device_indices: tuple[int, ...] = ()
+    sampler: Path | None = None
     devices: Devices | None = None  # open while a replicate runs
 
     def folder(self, slot: Slot) -> str:
@@ -113,6 +115,9 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
         workload=bench.run / "workload",
         out=out,
         client_user="10001:0" if root else f"{os.geteuid()}:{os.getegid()}",
+        sampler=bench.sampler,
+        sampler_user=sampler_user(),
+        sampler_words=tuple(command(SAMPLER, max(p.sample_hz for p in bench.plan.phases))),
     )
     project = f"kit-{bench.run_id}-{slot.replicate:02d}"
     document = compose.render(
@@ -227,7 +232,10 @@ def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
     found = _facts(bench, slot, {**servers, "client": container}, infos, before)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
     for phase in plan.phases:
-        with _profiled(bench, slot, box, servers, infos, phase, out):
+        with (
+            _profiled(bench, slot, box, servers, infos, phase, out),
+            _sampled(bench, stack, phase, out),
+        ):
             _run_phase(bench, box, servers, topology, phase, out)
     found += _facts(bench, slot, {name: servers[name] for name in infos}, infos, AFTERWARDS)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
@@ -302,6 +310,32 @@ def _profiled(
     places = {name: _place(bench, slot, name, servers[name], infos) for name in infos}
     timeout_s = bench.plan.resources.request_deadline_s
     with profiled(box, places, out / phase.name, timeout_s=timeout_s):
+        yield
+
+
+@contextlib.contextmanager
+def _sampled(bench: Bench, stack: Stack, phase: PlannedPhase, out: Path) -> Iterator[None]:
+    """Sample the engines' stacks during the block where the phase asks for it."""
+    if not phase.sample_hz:
+        yield
+        return
+    engines = stack.topology.engines
+    runtime = bench.runtimes[bench.plan.client_image.id]
+
+    def start() -> dict[str, ContainerPlace]:
+        compose.up(stack, [sampler_of(name) for name in engines])
+        return {
+            name: ContainerPlace(
+                client=bench.client,
+                container=service_container(bench.client, stack.project, sampler_of(name)),
+                service=sampler_of(name),
+                interpreter=runtime.interpreter,
+                python_path=runtime.python_path,
+            )
+            for name in engines
+        }
+
+    with sampled(start, tuple(engines), out / phase.name, rate_hz=phase.sample_hz):
         yield
 
 
