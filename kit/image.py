@@ -33,13 +33,18 @@ SourceKind = Literal["index", "release", "file", "adopted"]
 
 
 class ImageRecord(Value):
-    """One cell of the matrix: which vLLM, which CUDA variant, from where; immutable by id."""
+    """One cell of the matrix: which vLLM, which CUDA variant, from where; immutable by id.
+
+    `package` is the distribution that the image is about, at the version `release`: another one
+    than vLLM makes an image of tools, which no arm can run.
+    """
 
     id: str
     source: SourceKind
     cuda: Cuda
     commit: str | None = None
     release: str | None = None
+    package: str = Field(default="vllm", pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     python: str = "3.11"
     revision: int = Field(default=1, ge=1)
     as_of: str | None = None
@@ -85,7 +90,14 @@ class ImageRecord(Value):
             raise ValueError(f"source `{self.source}` needs the key `{needed}`")
         if self.source in ("index", "release", "file") and self.as_of is None:
             raise ValueError("needs `as_of`, the UTC time up to which uploads are considered")
+        if not self.serves and (self.source, self.cuda) != ("release", "cpu"):
+            raise ValueError(f"{self.package} is taken from a release, for `cpu`")
         return self
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is an image of vLLM, which an arm can run."""
+        return self.package == "vllm"
 
     @property
     def tag(self) -> str:
