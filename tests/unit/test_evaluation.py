@@ -141,6 +141,24 @@ def test_the_plan_names_image_words_and_task_files() -> None:
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": ARMS},
+        {"args": ("run",)},
+        {"tasks": ("kit_math",)},
+        {"files": {"kit_math.yaml": "0" * 64}},
+        {"timeout_s": 1.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_all_of_it_is_in_the_hash(change: dict[str, Any]) -> None:
+    plan = plan_of(choose(NAME, Options(variant="lm-eval")), "lm-eval")
+    assert plan.evaluation is not None
+    other = plan.evaluation.model_copy(update=change)
+    assert plan.model_copy(update={"evaluation": other}).sha256 != plan.sha256
+
+
 def test_limits_on_the_scores_are_registered_beside_those_on_the_answers() -> None:
     plan = plan_of(choose(NAME, Options(variant="lm-eval")), "lm-eval")
     names = [limit.comparison for limit in plan.quality]
