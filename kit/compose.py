@@ -163,6 +163,7 @@ def add_evaluation(
         "LC_ALL": "C.UTF-8",
         "TZ": "UTC",
         "HOME": "/tmp/home",  # noqa: S108 - a tmpfs of the container
+        "USER": "kit",
         "HF_HOME": "/tmp/hf",  # noqa: S108
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",

@@ -56,7 +56,8 @@ def evaluate(
     keep_results(out / FOLDER)
     ended = {"exit_code": code, "timed_out": code is None, "wall_s": round(wall_s, 3)}
     write_json(out / FOLDER / ENDED_FILE, ended)
-    say(f"  evaluation: ended after {wall_s:.0f} s with {'no' if code is None else ''} code {code}")
+    how = "was stopped" if code is None else f"ended with exit code {code}"
+    say(f"  evaluation: {how} after {wall_s:.0f} s")
     check()
 
 
