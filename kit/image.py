@@ -17,7 +17,7 @@ import requests
 from pydantic import Field, field_validator, model_validator
 
 from kit import engine
-from kit.errors import BadFile, EngineUnreachable, ImageMissing, UnknownName
+from kit.errors import BadFile, EngineUnreachable, ImageMissing, UnknownName, UsageError
 from kit.paths import DOCKER, LOCKS, cache_dir
 from kit.value import Value, load_yaml, parse_value
 
@@ -179,6 +179,17 @@ def find_image(name: str) -> ImageRecord:
         f"no image `{name}`; known: {', '.join(records)}",
         hint=f"did you mean `{near[0]}`?" if near else "add it to docker/images.yaml",
     )
+
+
+def find_server(name: str) -> ImageRecord:
+    """Return the record with this id; raise `UsageError` where it is no image of vLLM."""
+    record = find_image(name)
+    if not record.serves:
+        raise UsageError(
+            f"{name} is an image of {record.package}, which serves no model",
+            hint="give an image of vLLM; `nox -s images` shows them",
+        )
+    return record
 
 
 def engine_image_id(reference: str) -> str | None:

@@ -25,7 +25,7 @@ from kit.experiment import (
     find_experiment,
     without_answers,
 )
-from kit.image import ImageRecord, find_image
+from kit.image import ImageRecord, find_image, find_server
 from kit.lock_file import lock_sha256, read_identity_lock, read_lock
 from kit.manifest import RanImage
 from kit.model import ModelRecord, find_model
@@ -86,11 +86,8 @@ def choose(name: str, options: Options) -> Experiment:
         registered = experiment.hypothesis.model_copy(update={"equivalence": options.equivalence})
         experiment = replace(experiment, hypothesis=registered)
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
-        if chosen and not find_image(chosen).serves:
-            raise UsageError(
-                f"{chosen} is an image of {find_image(chosen).package}, which no arm can run",
-                hint="give an image of vLLM; `nox -s images` shows them",
-            )
+        if chosen:
+            find_server(chosen)
     record = find_model(options.model or experiment.model or model.DEFAULT)
     return experiment if record.weights == "real" else without_answers(experiment)
 

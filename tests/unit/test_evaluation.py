@@ -185,7 +185,7 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_starts(
 
 
 def test_no_arm_runs_an_image_of_tools() -> None:
-    with pytest.raises(UsageError, match="image of lm-eval, which no arm can run"):
+    with pytest.raises(UsageError, match="image of lm-eval, which serves no model"):
         choose(NAME, Options(image="lm-eval-0.4.13"))
 
 
