@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit import evaluate, prepare
+from kit import evaluate, prepare, reproduce
 from kit.accuracy import difference_of, score_of, stderr_of
 from kit.compose import EVALUATION, Placement, Runtime, add_evaluation
 from kit.errors import EnvironmentChanged, UsageError
@@ -157,6 +157,12 @@ def test_all_of_it_is_in_the_hash(change: dict[str, Any]) -> None:
     assert plan.evaluation is not None
     other = plan.evaluation.model_copy(update=change)
     assert plan.model_copy(update={"evaluation": other}).sha256 != plan.sha256
+
+
+def test_a_reproduction_asks_for_the_same_bits_of_it() -> None:
+    plan = plan_of(choose(NAME, Options(variant="lm-eval")), "lm-eval")
+    _, found = reproduce._images(plan, set())
+    assert f"image.{TOOL.id}" in [difference.where for difference in found]
 
 
 def test_limits_on_the_scores_are_registered_beside_those_on_the_answers() -> None:
