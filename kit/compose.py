@@ -7,6 +7,7 @@ surroundings (compose/.env, variables, profiles) can change it.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -20,13 +21,17 @@ from kit.errors import BadFile, DeviceMissing, EngineLost, KitError, PortTaken
 from kit.inside.probe_gpu import format_cpus
 from kit.owner import LABEL
 from kit.paths import ROOT
-from kit.plan import PlannedArm, PlannedService, Resources
+from kit.plan import PlannedArm, PlannedEvaluation, PlannedService, Resources
 from kit.platform import Share, parse_cpus
+from kit.scores import FOLDER
 from kit.surroundings import plain_docker_config
+from kit.tasks import MODEL, RESULTS, SEEN_AS, TASKS
 from kit.topology import Topology
 
 MOUNT = "/kit"  # kit/inside is mounted below it
 SAMPLER = "/opt/kit-sampler"  # a program, in the sampler's container alone
+EVALUATION = "evaluation"
+"""The service that runs lm-eval, once, when the load is over."""
 HIDDEN = ("KIT_", "COMPOSE_")  # what compose would take from the caller's surroundings
 
 
@@ -150,6 +155,41 @@ def render(
             )
     document["networks"] = {"inside": {**document["networks"]["inside"], "labels": labels}}
     return document
+
+
+def add_evaluation(
+    document: dict[str, Any], planned: PlannedEvaluation, runtime: Runtime, place: Placement
+) -> None:
+    """Add the service that runs lm-eval beside the client: same user, network and limits.
+
+    It sees tasks and model read-only and writes only below its own folder of the replicate.
+    """
+    service = copy.deepcopy(document["services"]["client"])
+    service["image"] = runtime.engine_id
+    words = (runtime.interpreter, "-m", "lm_eval", *planned.args)
+    service["entrypoint"] = [escape(word) for word in words]
+    service["command"] = []
+    service["restart"] = "no"
+    service["environment"] = {
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "HOME": "/tmp/home",  # noqa: S108 - a tmpfs of the container
+        "USER": "kit",
+        "HF_HOME": "/tmp/hf",  # noqa: S108
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    service["volumes"] = [
+        {"type": "bind", "source": str(source), "target": target, "read_only": read_only}
+        for source, target, read_only in (
+            (TASKS, SEEN_AS, True),
+            (place.model, MODEL, True),
+            (place.out / FOLDER, RESULTS, False),
+        )
+    ]
+    document["services"][EVALUATION] = service
 
 
 def _set_engine(

@@ -19,6 +19,7 @@ from kit.errors import BadFile
 from kit.experiment import (
     Arm,
     Condition,
+    Evaluation,
     Experiment,
     Flag,
     Hypothesis,
@@ -32,6 +33,7 @@ from kit.experiment import (
 )
 from kit.guard import Limits
 from kit.sequential import Stopping
+from kit.tasks import evaluation_words, task_files
 from kit.topology import PORT, Topology, find_topology
 from kit.value import Value, is_empty
 
@@ -118,6 +120,19 @@ class PlannedPhase(Value):
     sample_hz: int = Field(default=0, ge=0, le=1000, exclude_if=is_empty)
 
 
+class PlannedEvaluation(Value):
+    """What lm-eval is run with while a replicate's server is still up.
+
+    `args` are its words; `files` the sha256 of every file below `docker/tasks` that the tasks need.
+    """
+
+    image: PlannedImage
+    args: tuple[str, ...]
+    tasks: tuple[str, ...]
+    files: dict[str, str]
+    timeout_s: float
+
+
 class Slot(Value):
     """One replicate in the order in which they run; the two of a pair are adjacent."""
 
@@ -177,6 +192,7 @@ class Plan(Value):
     resources: Resources
     shared_device: bool = Field(default=False, exclude_if=is_empty)
     sampler: PlannedSampler | None = Field(default=None, exclude_if=is_empty)
+    evaluation: PlannedEvaluation | None = Field(default=None, exclude_if=is_empty)
 
     @property
     def sha256(self) -> str:
@@ -200,8 +216,9 @@ class Plan(Value):
 
     @property
     def distinct_images(self) -> tuple[PlannedImage, ...]:
-        """Each image of arms and client once."""
-        each = (*(arm.image for arm in self.arms), self.client_image)
+        """Each image of arms, client and evaluation once."""
+        tools = () if self.evaluation is None else (self.evaluation.image,)
+        each = (*(arm.image for arm in self.arms), self.client_image, *tools)
         return tuple({image.id: image for image in each}.values())
 
     @property
@@ -294,6 +311,7 @@ def make_plan(
     spare_pairs: int = 0,
     shared_device: bool = False,
     sampler: PlannedSampler | None = None,
+    evaluation_image: PlannedImage | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes).
 
@@ -354,8 +372,32 @@ def make_plan(
         resources=given,
         shared_device=shared_device,
         sampler=sampler if any(phase.sample_hz for phase in phases) else None,
+        evaluation=_plan_evaluation(
+            experiment.evaluation,
+            evaluation_image,
+            model.id,
+            find_topology(experiment.topology).entry,
+            seed,
+        ),
     )
     return plan, files
+
+
+def _plan_evaluation(
+    asked: Evaluation | None, image: PlannedImage | None, model: str, entry: str, seed: int
+) -> PlannedEvaluation | None:
+    """Resolve an evaluation to the words of lm-eval; None where none is asked for."""
+    if asked is None or image is None:
+        return None
+    return PlannedEvaluation(
+        image=image,
+        args=evaluation_words(
+            asked, model=model, url=f"http://{entry}:{PORT}/v1/completions", seed=seed
+        ),
+        tasks=asked.tasks,
+        files=task_files(asked.tasks),
+        timeout_s=asked.timeout_s,
+    )
 
 
 def _plan_services(
