@@ -85,7 +85,8 @@ class Sampled:
         self._ended: float | None = None
         self._heard = threading.Event()
         words = ["record", "--pid", str(pid), "--format", "raw", "--rate", str(rate)]
-        words += ["--function", "--threads", "--duration", "unlimited", "-o", str(self.file)]
+        words += ["--function", "--full-filenames", "--threads", "--duration", "unlimited"]
+        words += ["-o", str(self.file)]
         self._child = subprocess.Popen(
             [program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
