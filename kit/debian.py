@@ -29,7 +29,7 @@ WANTED = (
 )  # fmt: skip
 # apt counts itself as essential; the image does not need it.
 _ESSENTIAL = "?and(?essential,?not(?exact-name(apt)))"
-_TOOLS_HINT = "as root: apt-get install mmdebstrap (`nox -s engine` does it)"
+_TOOLS_HINT = "as root: apt-get install mmdebstrap uidmap (`nox -s engine` does it)"
 _NO_NETWORK = re.compile(
     r"Temporary failure|Could not resolve|Could not connect|Connection (refused|timed out|failed)"
     r"|Network is unreachable|Unable to connect|Cannot initiate the connection",
@@ -223,6 +223,8 @@ def make_base(packages: Sequence[DebPackage], epoch: int, out: Path) -> None:
     Raises `HashMismatch` naming a package with other bytes, `ToolMissing`, `BuildFailed`.
     """
     tool = process.require("mmdebstrap", hint=_TOOLS_HINT)
+    if os.geteuid() != 0:  # it maps a range of user ids, which a program of root's allows
+        process.require("newuidmap", hint=_TOOLS_HINT)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kit-base-") as folder:
         house = Path(folder)

@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 _ROOT = Path("/")
 _LOG = Path("/var/log/dockerd.log")
 _START_TIMEOUT_S = 90.0
-_BASE_TOOLS = ("mmdebstrap",)
+_BASE_TOOLS = {"mmdebstrap": "mmdebstrap", "newuidmap": "uidmap"}
+"""Programs that build an image's base, and their packages; the second is for users without root."""
 # Debian: the packages taken from a newer suite, and that suite, where the release's are too old.
 _ENGINE_PACKAGES = {
     "debian": ("docker.io", "docker-cli", "docker-compose", "docker-buildx", "containerd"),
@@ -129,15 +130,17 @@ def _apt(*args: str, say: Say, what: str) -> None:
 
 def _install_base_tools(say: Say) -> None:
     """Install what builds the base, where this user may; else `kit.debian` says what lacks."""
-    missing = [tool for tool in _BASE_TOOLS if not _installed(tool)]
+    missing = [package for tool, package in _BASE_TOOLS.items() if not _installed(tool)]
     if not missing or _family() is None or os.geteuid() != 0:
         return
     _apt("update", say=say, what="refresh its lists")
-    _apt("install", "-y", "--no-install-recommends", *missing, say=say, what="install mmdebstrap")
+    what = f"install {' '.join(missing)}"
+    _apt("install", "-y", "--no-install-recommends", *missing, say=say, what=what)
 
 
 def _install_engine(family: str, say: Say) -> None:
-    packages = [*_ENGINE_PACKAGES[family], *(t for t in _BASE_TOOLS if not _installed(t))]
+    tools = (package for tool, package in _BASE_TOOLS.items() if not _installed(tool))
+    packages = [*_ENGINE_PACKAGES[family], *tools]
     codename = _os_release().get("VERSION_CODENAME", "")
     if family == "debian" and codename in _NEWER_SUITE:
         add_newer_suite(_ROOT, codename, _NEWER_SUITE[codename], _ENGINE_PACKAGES[family])
