@@ -625,4 +625,15 @@ def _notices(
     limited = max((limited_share(each) for each in telemetry.values()), default=0.0)
     if limited > plan.limits.throttled_share:
         found.append(notice("power_limited", f"{limited:.1%}"))
-    return found
+    return [*found, *_of_sampling(raws)]
+
+
+def _of_sampling(raws: Mapping[int, Raw]) -> Iterator[Notice]:
+    """Yield what the readers of sampled stacks must know."""
+    stacks = [w.stacks for raw in raws.values() for w in raw.windows.values() if w.stacks.engines]
+    nothing = dict.fromkeys(s.problem for s in stacks if s.problem)
+    if nothing:
+        yield notice("nothing_sampled", "; ".join(each for each in nothing if each))
+    behind = max((s.behind_s for s in stacks), default=0.0)
+    if behind:
+        yield notice("sampler_behind", f"{behind:.2f} s")

@@ -42,6 +42,13 @@ print(json.dumps({
     "torch_version": torch.__version__, "torch_cuda": torch.version.cuda,
     "cuda_archs": (torch._C._cuda_getArchFlags() or "").split() if torch.version.cuda else []}))
 """
+_PROBE_PACKAGE = """
+import importlib.metadata as m, json, platform, sys
+import {module}
+print(json.dumps({{
+    "python": platform.python_version(), "vllm_commit": None, "torch_cuda": None,
+    "package_version": m.version("{package}")}}))
+"""
 
 
 @dataclass(frozen=True)
@@ -223,11 +230,11 @@ def run_build(
 def labels(record: ImageRecord, lock: Lock, base: Path) -> dict[str, str]:
     """Return the image's labels: where it comes from, and the hash of its lock."""
     prefix = "org.opencontainers.image"
-    vllm = lock.find_wheel("vllm")
+    own = lock.find_wheel(record.package)
     found = {
         LOCK_LABEL: lock_sha256(lock),
-        f"{prefix}.version": vllm.version if vllm else "",
-        f"{prefix}.source": _SOURCE,
+        f"{prefix}.version": own.version if own else "",
+        f"{prefix}.source": _SOURCE if record.serves else f"pkg:pypi/{record.package}",
         f"{prefix}.base.name": f"debian:{lock.suite}",
         f"{prefix}.base.digest": f"sha256:{debian.file_sha256(base)}",
     }
@@ -238,7 +245,7 @@ def labels(record: ImageRecord, lock: Lock, base: Path) -> dict[str, str]:
 
 def _preload(record: ImageRecord, lock: Lock) -> str:
     """Return what vLLM's own CPU image preloads: a faster allocator and Intel's OpenMP."""
-    if record.cuda != "cpu":
+    if record.cuda != "cpu" or not record.serves:
         return ""
     openmp = "/opt/kit/venv/lib/libiomp5.so"
     return f"{_TCMALLOC}:{openmp}" if lock.find_wheel("intel-openmp") else _TCMALLOC
@@ -246,14 +253,18 @@ def _preload(record: ImageRecord, lock: Lock) -> str:
 
 def ask_inside(record: ImageRecord, image_id: str) -> InsideFacts:
     """Ask the image's own interpreter what it holds, in a container without network."""
+    module = record.package.replace("-", "_")
+    probe = _PROBE_PACKAGE.format(module=module, package=record.package)
     done = engine.cli(
         "run", "--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp",
         "--security-opt=no-new-privileges", "--label=kit.build=probe",
-        "--entrypoint", record.interpreter, image_id, "-c", _PROBE, timeout_s=300,
+        "--entrypoint", record.interpreter, image_id,
+        "-c", _PROBE if record.serves else probe, timeout_s=300,
     )  # fmt: skip
     lines = done.stdout.strip().splitlines()
     if not done.ok or not lines:
-        raise BuildFailed(f"vLLM cannot be imported inside {record.id}", detail=done.tail)
+        what = "vLLM" if record.serves else module
+        raise BuildFailed(f"{what} cannot be imported inside {record.id}", detail=done.tail)
     try:
         return InsideFacts.model_validate(json.loads(lines[-1]))
     except ValueError:
@@ -264,6 +275,9 @@ def ask_inside(record: ImageRecord, image_id: str) -> InsideFacts:
 
 def check_inside(record: ImageRecord, lock: Lock, told: InsideFacts) -> None:
     """Raise `IdentityMismatch` unless variant, version and commit are those of the record."""
+    if not record.serves:
+        _check_package(record, lock, told)
+        return
     vllm = lock.find_wheel("vllm")
     wanted = None if record.cuda == "cpu" else cuda_version(record.cuda)
     complaints = []
@@ -276,6 +290,16 @@ def check_inside(record: ImageRecord, lock: Lock, told: InsideFacts) -> None:
     if complaints:
         raise IdentityMismatch(
             f"{record.id} is not what its record says: {'; '.join(complaints)}",
+            hint=f"lock it again: `nox -s lock -- {record.id}`",
+        )
+
+
+def _check_package(record: ImageRecord, lock: Lock, told: InsideFacts) -> None:
+    own = lock.find_wheel(record.package)
+    if own is None or told.package_version != own.version:
+        raise IdentityMismatch(
+            f"{record.id} is not what its record says: {record.package} says "
+            f"{told.package_version or 'nothing'}, the lock {own.version if own else 'has none'}",
             hint=f"lock it again: `nox -s lock -- {record.id}`",
         )
 

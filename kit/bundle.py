@@ -21,6 +21,8 @@ from kit.image import REPOSITORY, engine_image_id, load_images, read_identity, s
 from kit.lock_file import lock_sha256, read_lock
 from kit.manifest import Manifest, RanImage, load_manifest
 from kit.model import ModelLock, check_files, find_model, model_path
+from kit.sampler_tool import wheel_of
+from kit.wheels import check_wheels, wheel_path
 
 Say = Callable[[str], None]
 Save = Callable[[RanImage], Iterable[bytes]]
@@ -69,6 +71,7 @@ def make_bundle(
     _add_run(content, run, manifest)
     _add_locks(content, manifest)
     _add_model(content, manifest, wanted=with_model)
+    _add_sampler(content, manifest)
     store.make_folder(target.parent)
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bundle-") as work:
@@ -137,6 +140,27 @@ def _add_model(content: Content, manifest: Manifest, *, wanted: bool) -> None:
     check_files(record, home, ModelLock(written_by="the plan", files=planned.files))
     for name in planned.files:
         content.files[f"model/{planned.id}/{name}"] = home / name
+
+
+def _add_sampler(content: Content, manifest: Manifest) -> None:
+    """Add the wheel that the plan samples stacks with, so that no network is needed again."""
+    if manifest.plan.sampler is None:
+        return
+    wheel = wheel_of(manifest.plan.sampler)
+    path = wheel_path(wheel)
+    if path.is_file():
+        check_wheels([wheel])
+        content.files[f"tool/{wheel.file}"] = path
+        return
+    content.left_out.append(
+        LeftOut(
+            what="tool",
+            id=wheel.name,
+            why="this machine's cache does not hold it",
+            digests={"sha256": wheel.sha256},
+            source="package index",
+        )
+    )
 
 
 def _add_images(

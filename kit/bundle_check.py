@@ -10,6 +10,7 @@ from kit.bundle_index import NAME, Index, Member
 from kit.errors import BadFile, BundleDamaged, BundleRefused
 from kit.lock_file import INPUTS, REQUIREMENTS, Lock, lock_sha256, render_requirements
 from kit.manifest import Manifest, load_manifest
+from kit.sampler_tool import wheel_of
 from kit.value import load_json, parse_value, read_text
 
 
@@ -26,6 +27,7 @@ def check_content(folder: Path, index: Index) -> None:
         raise BundleDamaged(f"{NAME}: run_id: not the manifest's")
     _check_run(index, manifest)
     _check_model(index, manifest)
+    _check_tool(index, manifest)
     _check_locks(folder, index, manifest)
     _check_images(folder, index, manifest)
 
@@ -59,6 +61,25 @@ def _check_model(index: Index, manifest: Manifest) -> None:
         if found.get(name) != planned.files[name]:
             what = "other bytes than the plan says" if name in found else "missing"
             raise BundleDamaged(f"model/{planned.id}/{name}: {what}")
+
+
+def _check_tool(index: Index, manifest: Manifest) -> None:
+    """Hold the sampler's wheel against the plan, which is what may be run."""
+    found = digests(index, "tool")
+    if manifest.plan.sampler is None:
+        wanted = {}
+    else:
+        wheel = wheel_of(manifest.plan.sampler)
+        wanted = {wheel.file: wheel.sha256}
+        if not found and index.lacks("tool", wheel.name):
+            return
+    for name in sorted({*found, *wanted}):
+        if name not in wanted:
+            raise BundleRefused(f"tool/{name}: no tool of the plan")
+        if name not in found:
+            raise BundleDamaged(f"tool/{name}: missing")
+        if found[name].sha256 != wanted[name]:
+            raise BundleDamaged(f"tool/{name}: other bytes than the plan says")
 
 
 def _check_locks(folder: Path, index: Index, manifest: Manifest) -> None:

@@ -15,7 +15,7 @@ from kit.value import Value, explain
 NAME = "bundle.json"
 VERSION = 1
 SUFFIX = ".kitbundle"
-PLACES = ("image", "lock", "model", "run")
+PLACES = ("image", "lock", "model", "run", "tool")
 MEMBERS = 20_000
 MEMBER_BYTES = 64 * 2**30
 TOTAL_BYTES = 256 * 2**30
@@ -34,7 +34,7 @@ class Member(Value):
 class LeftOut(Value):
     """Something of the run that the bundle does not carry: its hashes, and where to get it."""
 
-    what: Literal["image", "lock", "model"]
+    what: Literal["image", "lock", "model", "tool"]
     id: str
     why: str
     digests: dict[str, str]

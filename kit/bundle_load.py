@@ -31,7 +31,10 @@ from kit.model import (
     model_path,
     read_model_lock,
 )
+from kit.sampler_tool import wheel_of
 from kit.unbundle import Unbundled, read_unbundled
+from kit.wheels import store as keep_wheel
+from kit.wheels import wheel_path
 
 Say = Callable[[str], None]
 
@@ -113,11 +116,32 @@ def install_model_from_bundle(folder: Path, record: ModelRecord) -> ModelFiles:
     return check_files(record, target, lock)
 
 
+def install_sampler_from_bundle(bundle: Unbundled) -> bool:
+    """Put the sampler's wheel that the plan names into the cache; return whether it is there now.
+
+    Raises `HashMismatch` for other bytes.
+    """
+    planned = bundle.manifest.plan.sampler
+    if planned is None:
+        return False
+    wheel = wheel_of(planned)
+    source = bundle.folder / "tool" / wheel.file
+    if not wheel_path(wheel).is_file() and source.is_file():
+        home = wheel_path(wheel).parent
+        store.make_folder(home.parent)
+        with tempfile.TemporaryDirectory(prefix="part-", dir=home.parent) as work:
+            copied = Path(work) / wheel.file
+            shutil.copyfile(source, copied)
+            keep_wheel(copied, wheel)
+    return wheel_path(wheel).is_file()
+
+
 def load_all(bundle: Unbundled, say: Say) -> None:
     """Load every image of an unbundled folder and install its model; say what it lacks."""
     for ran in {one.id: one for one in bundle.manifest.images}.values():
         if ran.id in bundle.images:
             load_image_from_bundle(bundle.folder, ran.id, say)
+    install_sampler_from_bundle(bundle)
     planned = bundle.manifest.plan.model.id
     if not bundle.index.lacks("model", planned):
         found = install_model_from_bundle(bundle.folder, find_model(planned))

@@ -50,7 +50,8 @@ def build_command(
     ]
     for one in built:
         console.say(f"{one.record.id}: {one.how}, {one.state}, identity {one.identity.digest}")
-    if records[0].cuda == "cpu" or find_platform(platform).name == "cuda":
+    fits = records[0].cuda == "cpu" or find_platform(platform).name == "cuda"
+    if fits and records[0].serves:
         use(records[0].id, model, platform, console.say)
     if as_json:
         console.data(

@@ -7,6 +7,7 @@ surroundings (compose/.env, variables, profiles) can change it.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -20,12 +21,17 @@ from kit.errors import BadFile, DeviceMissing, EngineLost, KitError, PortTaken
 from kit.inside.probe_gpu import format_cpus
 from kit.owner import LABEL
 from kit.paths import ROOT
-from kit.plan import PlannedArm, PlannedService, Resources
+from kit.plan import PlannedArm, PlannedEvaluation, PlannedService, Resources
 from kit.platform import Share, parse_cpus
+from kit.scores import FOLDER
 from kit.surroundings import plain_docker_config
+from kit.tasks import MODEL, RESULTS, SEEN_AS, TASKS
 from kit.topology import Topology
 
 MOUNT = "/kit"  # kit/inside is mounted below it
+SAMPLER = "/opt/kit-sampler"  # a program, in the sampler's container alone
+EVALUATION = "evaluation"
+"""The service that runs lm-eval, once, when the load is over."""
 HIDDEN = ("KIT_", "COMPOSE_")  # what compose would take from the caller's surroundings
 
 
@@ -72,7 +78,9 @@ def runtime_of(engine_id: str, *, interpreter: str, user: str) -> Runtime:
 class Placement:
     """What depends on this machine: accelerator file, devices, CPU sets, folders, client user.
 
-    `shares` are the devices of all engines together, in the engines' order.
+    `shares` are the devices of all engines together, in the engines' order. `sampler` is the
+    program that samples stacks, where a phase is sampled; it runs as `sampler_user`, the engine's
+    own user where that is empty.
     """
 
     accel: str
@@ -82,6 +90,9 @@ class Placement:
     workload: Path
     out: Path
     client_user: str
+    sampler: Path | None = None
+    sampler_user: str = ""
+    sampler_words: tuple[str, ...] = ()
 
 
 def _compose(
@@ -137,8 +148,48 @@ def render(
             _set_proxy(service, arm.service(name), client, place)
         else:
             _set_client(service, client, place, resources)
+    if place.sampler is not None:
+        for name in topology.engines:
+            document["services"][sampler_of(name)] = _sampler(
+                document["services"], name, client, place
+            )
     document["networks"] = {"inside": {**document["networks"]["inside"], "labels": labels}}
     return document
+
+
+def add_evaluation(
+    document: dict[str, Any], planned: PlannedEvaluation, runtime: Runtime, place: Placement
+) -> None:
+    """Add the service that runs lm-eval beside the client: same user, network and limits.
+
+    It sees tasks and model read-only and writes only below its own folder of the replicate.
+    """
+    service = copy.deepcopy(document["services"]["client"])
+    service["image"] = runtime.engine_id
+    words = (runtime.interpreter, "-m", "lm_eval", *planned.args)
+    service["entrypoint"] = [escape(word) for word in words]
+    service["command"] = []
+    service["restart"] = "no"
+    service["environment"] = {
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "HOME": "/tmp/home",  # noqa: S108 - a tmpfs of the container
+        "USER": "kit",
+        "HF_HOME": "/tmp/hf",  # noqa: S108
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    service["volumes"] = [
+        {"type": "bind", "source": str(source), "target": target, "read_only": read_only}
+        for source, target, read_only in (
+            (TASKS, SEEN_AS, True),
+            (place.model, MODEL, True),
+            (place.out / FOLDER, RESULTS, False),
+        )
+    ]
+    document["services"][EVALUATION] = service
 
 
 def _set_engine(
@@ -209,6 +260,51 @@ def _set_client(
     ]
 
 
+def sampler_of(engine_service: str) -> str:
+    """Return the name of the service that samples an engine's stacks."""
+    return f"sampler-{engine_service}"
+
+
+def _sampler(
+    services: Mapping[str, Any], engine_service: str, runtime: Runtime, place: Placement
+) -> dict[str, Any]:
+    """Return the container that samples an engine: the client's limits, and no network at all.
+
+    It alone sees another container's processes, and alone has a capability. It reads nothing but
+    its own two mounts, and what it writes stays in its memory until it is asked for.
+    """
+    client = services["client"]
+    kept = ("image", "read_only", "cap_drop", "security_opt", "pids_limit", "mem_limit", "labels")
+    return {
+        **{key: client[key] for key in kept if key in client},
+        "pull_policy": "never",
+        "entrypoint": [runtime.interpreter, "-X", "utf8", "-m", "inside.sample_stacks"],
+        "command": list(place.sampler_words),
+        "user": place.sampler_user or services[engine_service]["user"],
+        "cap_add": ["SYS_PTRACE"],
+        "pid": f"service:{engine_service}",
+        "network_mode": "none",
+        "cpuset": place.client_cpuset,
+        "stop_grace_period": "2s",
+        "tmpfs": ["/tmp:rw,noexec,nosuid,nodev,mode=1777,size=256m"],  # noqa: S108 - in it
+        "environment": {
+            "LC_ALL": "C.UTF-8",
+            "PYTHONPATH": escape(runtime.python_path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        "volumes": [
+            next(v for v in client["volumes"] if v["target"] == f"{MOUNT}/inside"),
+            {
+                "type": "bind",
+                "source": str(place.sampler),
+                "target": SAMPLER,
+                "read_only": True,
+                "bind": {"create_host_path": False},
+            },
+        ],
+    }
+
+
 def escape(word: str) -> str:
     """Write a value so that compose's interpolation gives back exactly that value."""
     return word.replace("$", "$$")
@@ -223,6 +319,8 @@ def without_paths(document: Mapping[str, Any], place: Placement) -> str:
         str(place.model): "<model>",
         str(ROOT): "<kit>",
     }
+    if place.sampler is not None:
+        roles[str(place.sampler)] = "<sampler>"
     for path in sorted(roles, key=len, reverse=True):
         text = text.replace(path, roles[path])
     return text

@@ -172,8 +172,22 @@ class Precondition(Value):
         return not isinstance(self.holds, Condition) or self.holds.arm == "baseline"
 
 
+class Evaluation(Value):
+    """What lm-eval asks of the server after the measured windows: an image of it, and tasks.
+
+    `tasks` are names of the kit's own in `docker/tasks`; `limit` is the most items asked of one.
+    """
+
+    image: str
+    tasks: tuple[str, ...]
+    limit: int
+    timeout_s: float = 1800.0
+
+
 class Needs(Value):
     """What a platform, build and model must offer for the question to make sense.
+
+    `data` are data sets that are not the kit's own, by their repositories.
 
     `model_files` are files that the model's folder must hold, such as a draft model's.
     `cpu_flags` are processor features of which the engine wants one on the platform `cpu`. That and
@@ -185,6 +199,7 @@ class Needs(Value):
     random_weights: bool = False
     model_files: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
 
     def missing_files(self, files: Iterable[str]) -> list[str]:
         """Return the needed files that a model with these files does not have."""
@@ -198,7 +213,8 @@ class Phase:
 
     The phase named `measure` is the measured one; others come before it in order (warm-up, a
     cold first request) and are recorded apart. One with `profile` runs under the engines' own
-    profilers; it comes last, since what it takes is no time of anything.
+    profilers, and in one with `sample_hz` their stacks are sampled so many times a second; such a
+    phase comes last, since what it takes is no time of anything.
     """
 
     name: str
@@ -206,6 +222,7 @@ class Phase:
     concurrency: int
     scrape_every_s: float | None = 0.5
     profile: bool = False
+    sample_hz: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,6 +268,7 @@ class Experiment:
     model: str | None = None
     of_answers: tuple[Measure, ...] = ()
     answers_judged: bool = True
+    evaluation: Evaluation | None = None
 
     @property
     def all_measures(self) -> tuple[Measure, ...]:
@@ -276,6 +294,7 @@ def without_answers(experiment: Experiment) -> Experiment:
         quality=(),
         of_answers=(),
         answers_judged=False,
+        evaluation=None,
     )
 
 

@@ -17,7 +17,7 @@ import requests
 from pydantic import Field, field_validator, model_validator
 
 from kit import engine
-from kit.errors import BadFile, EngineUnreachable, ImageMissing, UnknownName
+from kit.errors import BadFile, EngineUnreachable, ImageMissing, UnknownName, UsageError
 from kit.paths import DOCKER, LOCKS, cache_dir
 from kit.value import Value, load_yaml, parse_value
 
@@ -33,13 +33,18 @@ SourceKind = Literal["index", "release", "file", "adopted"]
 
 
 class ImageRecord(Value):
-    """One cell of the matrix: which vLLM, which CUDA variant, from where; immutable by id."""
+    """One cell of the matrix: which vLLM, which CUDA variant, from where; immutable by id.
+
+    `package` is the distribution that the image is about, at the version `release`: another one
+    than vLLM makes an image of tools, which no arm can run.
+    """
 
     id: str
     source: SourceKind
     cuda: Cuda
     commit: str | None = None
     release: str | None = None
+    package: str = Field(default="vllm", pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")
     python: str = "3.11"
     revision: int = Field(default=1, ge=1)
     as_of: str | None = None
@@ -85,7 +90,14 @@ class ImageRecord(Value):
             raise ValueError(f"source `{self.source}` needs the key `{needed}`")
         if self.source in ("index", "release", "file") and self.as_of is None:
             raise ValueError("needs `as_of`, the UTC time up to which uploads are considered")
+        if not self.serves and (self.source, self.cuda) != ("release", "cpu"):
+            raise ValueError(f"{self.package} is taken from a release, for `cpu`")
         return self
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is an image of vLLM, which an arm can run."""
+        return self.package == "vllm"
 
     @property
     def tag(self) -> str:
@@ -167,6 +179,17 @@ def find_image(name: str) -> ImageRecord:
         f"no image `{name}`; known: {', '.join(records)}",
         hint=f"did you mean `{near[0]}`?" if near else "add it to docker/images.yaml",
     )
+
+
+def find_server(name: str) -> ImageRecord:
+    """Return the record with this id; raise `UsageError` where it is no image of vLLM."""
+    record = find_image(name)
+    if not record.serves:
+        raise UsageError(
+            f"{name} is an image of {record.package}, which serves no model",
+            hint="give an image of vLLM; `nox -s images` shows them",
+        )
+    return record
 
 
 def engine_image_id(reference: str) -> str | None:

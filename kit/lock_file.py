@@ -73,10 +73,12 @@ class InsideFacts(Value):
     """What the image says about itself, asked with its own interpreter and no network."""
 
     python: str
-    vllm_version: str
+    vllm_version: str = Field("", exclude_if=is_empty)
     vllm_commit: str | None
-    torch_version: str
+    torch_version: str = Field("", exclude_if=is_empty)
     torch_cuda: str | None
+    package_version: str = Field("", exclude_if=is_empty)
+    """That of the distribution which an image without vLLM is about."""
     cuda_archs: tuple[str, ...] = Field((), exclude_if=is_empty)
     """What torch's GPU code is compiled for: `sm_90` as a binary, `compute_90` as PTX."""
 

@@ -43,11 +43,14 @@ def resolve_wheels(record: ImageRecord) -> tuple[Wheel, ...]:
         work = Path(folder)
         local = work / "local"
         local.mkdir()
-        wanted, origins = _vllm_requirements(record, local)
-        wanted += [*record.requirements, *INSIDE, *CONVERSION]
-        found = _choose(_compile(record, wanted, work, local), origins)
-        _check_variant(record, found)
-        for name in INSIDE:
+        wanted, origins = _own_requirements(record, local)
+        beside = (*INSIDE, *CONVERSION) if record.serves else ()
+        found = _choose(
+            _compile(record, [*wanted, *record.requirements, *beside], work, local), origins
+        )
+        if record.serves:
+            _check_variant(record, found)
+        for name in INSIDE if record.serves else ():
             if not any(wheel.name == name for wheel in found):
                 raise BuildFailed(f"the lock of {record.id} has no {name}, which kit/inside needs")
         _keep_local(found, local)
@@ -57,8 +60,10 @@ def resolve_wheels(record: ImageRecord) -> tuple[Wheel, ...]:
     return found
 
 
-def _vllm_requirements(record: ImageRecord, local: Path) -> tuple[list[str], dict[str, Origin]]:
-    """Return the requirements that stand for vLLM itself; wheels of no index are put in `local`."""
+def _own_requirements(record: ImageRecord, local: Path) -> tuple[list[str], dict[str, Origin]]:
+    """Return what stands for vLLM, or the record's package; wheels of no index go to `local`."""
+    if not record.serves:
+        return [f"{record.package}=={record.release}"], {}
     if record.source == "release" and record.cuda == "cpu":
         version = f"{record.release}+cpu"
         wheels.write_alias(local, "vllm", version)

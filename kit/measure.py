@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kit.errors import BadFile, NotFound
 from kit.raw_lines import LOAD, SAMPLE, SCRAPE, check, read_lines
+from kit.scores import Scores, read_scores
+from kit.stacks import Stacks, read_phase
 from kit.trace import Trace, read_trace
 from kit.value import Value, load_json
 
@@ -66,7 +68,8 @@ class Window:
     """One phase of one replicate, as its files tell it.
 
     `scrapes` are those of the service that the client asked, `legs` those of the engines behind it
-    by their names, where there are such. `traces` are a profiled phase's, by file name.
+    by their names, where there are such. `traces` are a profiled phase's, by file name,
+    and `stacks` what was sampled in a sampled one.
     """
 
     folder: str
@@ -75,6 +78,7 @@ class Window:
     load: Mapping[str, Any]
     legs: Mapping[str, tuple[Scrape, ...]] = field(default_factory=dict)
     traces: Mapping[str, Trace] = field(default_factory=dict)
+    stacks: Stacks = field(default_factory=Stacks)
 
     @property
     def samples_file(self) -> str:
@@ -108,7 +112,8 @@ class Raw:
     `server_info` is the resolved configuration of the one engine; where there are several, `legs`
     holds each one's. `devices` is what was on the accelerators before its stack and after it; empty
     without any. `start_logs` are the services' logs up to the moment when they served, and `model`
-    the served model's configuration and file sizes (`model.json` of the run).
+    the served model's configuration and file sizes (`model.json` of the run). `scores` are those of
+    lm-eval, where it was run.
     """
 
     windows: Mapping[str, Window]
@@ -117,6 +122,7 @@ class Raw:
     devices: Mapping[str, Any] = field(default_factory=dict)
     start_logs: Mapping[str, str] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    scores: Scores = field(default_factory=Scores)
 
     @property
     def measured(self) -> Window:
@@ -189,6 +195,7 @@ def load_raw(run: Path, replicate: str, phases: list[str]) -> Raw:
             path.stem: _start_of(path) for path in sorted((run / replicate).glob("logs/*.log"))
         },
         model=_json(model) if model.exists() else {},
+        scores=read_scores(run / replicate, replicate),
     )
 
 
@@ -215,6 +222,7 @@ def load_window(run: Path, folder: str, only: Sequence[str] = ()) -> Window:
         traces={
             path.name: read_trace(path) for path in sorted((run / folder).glob("trace-*.json.gz"))
         },
+        stacks=read_phase(run / folder),
     )
 
 

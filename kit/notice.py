@@ -91,6 +91,14 @@ _SET: dict[str, tuple[str, str]] = {
         "Measures and verdict were computed again from the raw files, by the rules of kit {seen}.",
         "各项度量与判定依据原始文件重新计算，采用 kit {seen}。",
     ),
+    "nothing_sampled": (
+        "No stack of the engine could be sampled: {seen}.",
+        "未能采样到引擎的任何调用栈：{seen}。",
+    ),
+    "sampler_behind": (
+        "The stack sampler was up to {seen} behind: times from samples are rough.",
+        "调用栈采样最多落后 {seen}：由采样得到的时间仅为粗略值。",
+    ),
     "kit_cost": (
         "The kit itself took {seen} of the time accounted for, more than 1.10.",
         "kit 自身耗时为应计时间的 {seen}，超过 1.10。",

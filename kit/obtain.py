@@ -10,7 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kit import registry
-from kit.bundle_load import install_model_from_bundle, load_image_from_bundle
+from kit.bundle_load import (
+    install_model_from_bundle,
+    install_sampler_from_bundle,
+    load_image_from_bundle,
+)
 from kit.errors import NotFound
 from kit.image import engine_image_id, find_image, read_identity
 from kit.manifest import Manifest
@@ -46,6 +50,7 @@ def obtain(manifest: Manifest, plan: Plan, source: Source, say: Say) -> dict[str
             registry.pull(f"{source.repository}@{digest}", find_image(wanted.id), say)
             how[wanted.id] = "registry"
     if source.bundle is not None:
+        install_sampler_from_bundle(source.bundle)
         with suppress(NotFound):  # left out of the bundle: made as for any run
             install_model_from_bundle(source.bundle.folder, find_model(plan.model.id))
     return how

@@ -19,6 +19,7 @@ from kit.errors import BadFile
 from kit.experiment import (
     Arm,
     Condition,
+    Evaluation,
     Experiment,
     Flag,
     Hypothesis,
@@ -32,6 +33,7 @@ from kit.experiment import (
 )
 from kit.guard import Limits
 from kit.sequential import Stopping
+from kit.tasks import evaluation_words, task_files
 from kit.topology import PORT, Topology, find_topology
 from kit.value import Value, is_empty
 
@@ -58,6 +60,14 @@ class PlannedModel(Value):
     id: str
     weights: Literal["real", "dummy"]
     files: dict[str, str]
+
+
+class PlannedSampler(Value):
+    """The program that samples the engines' stacks: a wheel of the package index, by its hash."""
+
+    name: Literal["py-spy"] = "py-spy"
+    version: str = Field(pattern=r"^[0-9][0-9.]{0,20}$")
+    wheel_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class PlannedService(Value):
@@ -107,6 +117,20 @@ class PlannedPhase(Value):
     output_tokens: tuple[int, ...]
     scrape_every_s: float | None
     profile: bool = Field(default=False, exclude_if=is_empty)
+    sample_hz: int = Field(default=0, ge=0, le=1000, exclude_if=is_empty)
+
+
+class PlannedEvaluation(Value):
+    """What lm-eval is run with while a replicate's server is still up.
+
+    `args` are its words; `files` the sha256 of every file below `docker/tasks` that the tasks need.
+    """
+
+    image: PlannedImage
+    args: tuple[str, ...]
+    tasks: tuple[str, ...]
+    files: dict[str, str]
+    timeout_s: float
 
 
 class Slot(Value):
@@ -167,6 +191,8 @@ class Plan(Value):
     seed: int
     resources: Resources
     shared_device: bool = Field(default=False, exclude_if=is_empty)
+    sampler: PlannedSampler | None = Field(default=None, exclude_if=is_empty)
+    evaluation: PlannedEvaluation | None = Field(default=None, exclude_if=is_empty)
 
     @property
     def sha256(self) -> str:
@@ -190,8 +216,9 @@ class Plan(Value):
 
     @property
     def distinct_images(self) -> tuple[PlannedImage, ...]:
-        """Each image of arms and client once."""
-        each = (*(arm.image for arm in self.arms), self.client_image)
+        """Each image of arms, client and evaluation once."""
+        tools = () if self.evaluation is None else (self.evaluation.image,)
+        each = (*(arm.image for arm in self.arms), self.client_image, *tools)
         return tuple({image.id: image for image in each}.values())
 
     @property
@@ -283,11 +310,13 @@ def make_plan(
     stopping: Stopping | None = None,
     spare_pairs: int = 0,
     shared_device: bool = False,
+    sampler: PlannedSampler | None = None,
+    evaluation_image: PlannedImage | None = None,
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes).
 
     With `stopping`, `pairs` and `spare_pairs` are not used: the rule says how many pairs a run
-    may need.
+    may need. `sampler` is needed where a phase is sampled, and else left out.
     """
     spare = 0 if stopping else spare_pairs
     given = resources or Resources()
@@ -342,8 +371,33 @@ def make_plan(
         seed=seed,
         resources=given,
         shared_device=shared_device,
+        sampler=sampler if any(phase.sample_hz for phase in phases) else None,
+        evaluation=_plan_evaluation(
+            experiment.evaluation,
+            evaluation_image,
+            model.id,
+            find_topology(experiment.topology).entry,
+            seed,
+        ),
     )
     return plan, files
+
+
+def _plan_evaluation(
+    asked: Evaluation | None, image: PlannedImage | None, model: str, entry: str, seed: int
+) -> PlannedEvaluation | None:
+    """Resolve an evaluation to the words of lm-eval; None where none is asked for."""
+    if asked is None or image is None:
+        return None
+    return PlannedEvaluation(
+        image=image,
+        args=evaluation_words(
+            asked, model=model, url=f"http://{entry}:{PORT}/v1/completions", seed=seed
+        ),
+        tasks=asked.tasks,
+        files=task_files(asked.tasks),
+        timeout_s=asked.timeout_s,
+    )
 
 
 def _plan_services(
@@ -390,6 +444,7 @@ def _plan_phase(phase: Phase, lines: bytes) -> PlannedPhase:
         output_tokens=tuple(sorted(lengths)),
         scrape_every_s=phase.scrape_every_s,
         profile=phase.profile,
+        sample_hz=phase.sample_hz,
     )
 
 

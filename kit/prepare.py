@@ -25,15 +25,17 @@ from kit.experiment import (
     find_experiment,
     without_answers,
 )
-from kit.image import ImageRecord, find_image
+from kit.image import ImageRecord, find_image, find_server
 from kit.lock_file import lock_sha256, read_identity_lock, read_lock
 from kit.manifest import RanImage
 from kit.model import ModelRecord, find_model
 from kit.paths import INSIDE, RUNS
 from kit.plan import Plan, PlannedImage, PlannedModel, Resources, Role, make_plan
 from kit.platform import DEFAULT_IMAGES, Platform, check_device
+from kit.sampler_tool import planned_sampler, sampler_program
 from kit.sequential import Stopping
 from kit.store import let_read
+from kit.tasks import TASKS, check_tasks
 from kit.verdict import MIN_PAIRS
 
 Say = Callable[[str], None]
@@ -86,7 +88,7 @@ def choose(name: str, options: Options) -> Experiment:
         experiment = replace(experiment, hypothesis=registered)
     for chosen in (options.image, *(arm.image for arm in experiment.variable.arms)):
         if chosen:
-            find_image(chosen)
+            find_server(chosen)
     record = find_model(options.model or experiment.model or model.DEFAULT)
     return experiment if record.weights == "real" else without_answers(experiment)
 
@@ -101,6 +103,7 @@ class Prepared:
     runtimes: dict[str, Runtime]
     model: Path
     platform: Platform
+    sampler: Path | None = None
 
 
 def prepare(
@@ -115,7 +118,8 @@ def prepare(
     chosen = find_model(options.model or experiment.model or model.DEFAULT)
     _check_needs(name, experiment, chosen)
     _check_devices(platform, records)
-    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys(records)}
+    tools = _tools(experiment)
+    built = {r.id: build.ensure_image(r, say) for r in dict.fromkeys((*records, *tools))}
     ran = {key: _ran(b) for key, b in built.items()}
     files = model.ensure_model(chosen, built[records[1].id], say)
     planned = {
@@ -125,7 +129,8 @@ def prepare(
     plan, lines = _freeze(
         name, experiment, platform.name, options, records, planned, chosen, files.files
     )
-    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform)
+    sampler = _sampler(plan, say)
+    return Prepared(plan, lines, ran, _runtimes(built), files.path, platform, sampler)
 
 
 def plan_ahead(name: str, options: Options) -> Plan:
@@ -140,9 +145,15 @@ def plan_ahead(name: str, options: Options) -> Plan:
     records = _choose_images(experiment, DEFAULT_IMAGES[options.platform], options)
     chosen = find_model(options.model or experiment.model or model.DEFAULT)
     _check_needs(name, experiment, chosen)
-    planned = {record.id: _locked(record) for record in records}
+    planned = {record.id: _locked(record) for record in (*records, *_tools(experiment))}
     files = model.read_model_lock(chosen).files
     return _freeze(name, experiment, options.platform, options, records, planned, chosen, files)[0]
+
+
+def _tools(experiment: Experiment) -> tuple[ImageRecord, ...]:
+    """Return the images that are run beside the servers and measure nothing of speed."""
+    asked = experiment.evaluation
+    return () if asked is None else (find_image(asked.image),)
 
 
 def _locked(record: ImageRecord) -> PlannedImage:
@@ -194,6 +205,8 @@ def _freeze(
         seed=options.seed,
         resources=resources,
         shared_device=options.shared_device,
+        sampler=planned_sampler(),
+        evaluation_image=_evaluation_image(experiment, planned),
     )
 
 
@@ -211,6 +224,8 @@ def prepare_again(
     Raises what building and fetching raise, and `IdentityMismatch` or `ModelDamaged` where what
     is here is not what the plan names.
     """
+    if plan.evaluation is not None:
+        check_tasks(plan.evaluation.tasks, plan.evaluation.files)
     wanted = {image.id: image for image in plan.distinct_images}
     _check_devices(platform, map(find_image, wanted))
     built = {key: build.ensure_image(find_image(key), say) for key in wanted}
@@ -228,7 +243,20 @@ def prepare_again(
             hint="use the commit of the kit that the manifest names",
         )
     ran = {key: _ran(image, how.get(key)) for key, image in built.items()}
-    return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform)
+    sampler = _sampler(plan, say)
+    return Prepared(plan, dict(files), ran, _runtimes(built), folder.path, platform, sampler)
+
+
+def _evaluation_image(
+    experiment: Experiment, planned: Mapping[str, PlannedImage]
+) -> PlannedImage | None:
+    asked = experiment.evaluation
+    return None if asked is None else planned[asked.image]
+
+
+def _sampler(plan: Plan, say: Say) -> Path | None:
+    """Return the program that the plan samples stacks with; None where it samples none."""
+    return sampler_program(plan.sampler, say) if plan.sampler else None
 
 
 def _check_devices(platform: Platform, records: Iterable[ImageRecord]) -> None:
@@ -241,6 +269,7 @@ def _check_devices(platform: Platform, records: Iterable[ImageRecord]) -> None:
 
 def _runtimes(built: Mapping[str, BuiltImage]) -> dict[str, Runtime]:
     let_read(INSIDE)
+    let_read(TASKS)
     return {
         key: runtime_of(b.image_id, interpreter=b.record.interpreter, user=b.record.user)
         for key, b in built.items()
@@ -291,6 +320,12 @@ def _check_needs(name: str, experiment: Experiment, chosen: ModelRecord) -> None
         raise UsageError(
             f"{name} asks this of a shape with random weights, and {chosen.id} has real ones",
             hint="give a --model of the kind `shape`; see docker/models.yaml",
+        )
+    if experiment.needs.data:
+        raise UsageError(
+            f"{name} needs the data sets {', '.join(experiment.needs.data)}, each at a revision of "
+            "40 hex digits, and the kit has none of them",
+            hint="nothing is pinned or fetched yet; `--variant lm-eval` asks the kit's own tasks",
         )
     missing = experiment.needs.missing_files(
         model.read_model_lock(chosen).files if experiment.needs.model_files else ()

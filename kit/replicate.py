@@ -20,8 +20,8 @@ from typing import Any
 import docker
 import docker.errors
 
-from kit import clash, compose, engine, facts, owner, watch
-from kit.compose import Placement, Runtime, Stack
+from kit import clash, compose, engine, evaluate, facts, owner, watch
+from kit.compose import SAMPLER, Placement, Runtime, Stack, sampler_of
 from kit.errors import EngineLost, KitError, ProbeFailed
 from kit.fact import ContainerPlace, Fact
 from kit.facts.vllm import shown_config
@@ -31,6 +31,8 @@ from kit.plan import Plan, PlannedPhase, Slot
 from kit.platform import Share, parse_cpus
 from kit.profiler import profiled
 from kit.ready import check_alive, check_serving, service_container, wait_healthy
+from kit.sampler import command, sampled, sampler_user
+from kit.scores import ENDED_FILE, FOLDER
 from kit.secret import masked
 from kit.store import disk_error, give_to_caller, write_json, write_text
 from kit.telemetry_gpu import EVERY_S, Devices
@@ -59,6 +61,7 @@ class Bench:
     client_cpuset: str
     say: Say
     device_indices: tuple[int, ...] = ()
+    sampler: Path | None = None
     devices: Devices | None = None  # open while a replicate runs
 
     def folder(self, slot: Slot) -> str:
@@ -72,7 +75,7 @@ def measure_slot(bench: Bench, slot: Slot) -> Replicate:
     out = bench.run / folder
     log = watch.EventLog(bench.run_id, out / "events.jsonl")
     try:
-        _make_out(out)
+        _make_out(out, evaluated=bench.plan.evaluation is not None)
         stack = _render(bench, slot, out)
         with log, _watched(bench, out) as watching, _stopped_after(bench, stack, out):
             found = _measure(watching, slot, stack, out)
@@ -93,11 +96,13 @@ def measure_slot(bench: Bench, slot: Slot) -> Replicate:
     )
 
 
-def _make_out(out: Path) -> None:
+def _make_out(out: Path, *, evaluated: bool) -> None:
     try:
         out.mkdir(parents=True)
         if os.geteuid() == 0:
             os.chown(out, 10001, 0)  # the client's user; given back to the caller afterwards
+        if evaluated:
+            evaluate.make_folder(out)
     except OSError as error:
         raise disk_error(error, out) from None
 
@@ -113,6 +118,9 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
         workload=bench.run / "workload",
         out=out,
         client_user="10001:0" if root else f"{os.geteuid()}:{os.getegid()}",
+        sampler=bench.sampler,
+        sampler_user=sampler_user(),
+        sampler_words=tuple(command(SAMPLER, max(p.sample_hz for p in bench.plan.phases))),
     )
     project = f"kit-{bench.run_id}-{slot.replicate:02d}"
     document = compose.render(
@@ -125,6 +133,9 @@ def _render(bench: Bench, slot: Slot, out: Path) -> Stack:
         project=project,
         run_id=bench.run_id,
     )
+    if bench.plan.evaluation is not None:
+        tool = bench.runtimes[bench.plan.evaluation.image.id]
+        compose.add_evaluation(document, bench.plan.evaluation, tool, place)
     clash.check_services(document, topology.file.name, shared_device=bench.plan.shared_device)
     write_text(out / "compose.json", compose.without_paths(document, place))
     file = owner.scratch(bench.run_id) / f"{slot.replicate:02d}.json"
@@ -182,7 +193,7 @@ def _watched(bench: Bench, out: Path) -> Iterator[Bench]:
 
 
 def _save_logs(bench: Bench, stack: Stack, out: Path) -> None:
-    for service in stack.topology.services:
+    for service in (*stack.topology.services, compose.EVALUATION):
         for container in bench.client.containers.list(
             all=True,
             filters={
@@ -227,8 +238,14 @@ def _measure(bench: Bench, slot: Slot, stack: Stack, out: Path) -> list[Fact]:
     found = _facts(bench, slot, {**servers, "client": container}, infos, before)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
     for phase in plan.phases:
-        with _profiled(bench, slot, box, servers, infos, phase, out):
+        with (
+            _profiled(bench, slot, box, servers, infos, phase, out),
+            _sampled(bench, stack, phase, out),
+        ):
             _run_phase(bench, box, servers, topology, phase, out)
+    if plan.evaluation is not None:
+        check = partial(_check_all, servers)
+        evaluate.evaluate(bench.client, stack, plan.evaluation, out, bench.say, check)
     found += _facts(bench, slot, {name: servers[name] for name in infos}, infos, AFTERWARDS)
     write_json(out / "facts.json", [f.model_dump(mode="json") for f in found])
     return found
@@ -305,6 +322,32 @@ def _profiled(
         yield
 
 
+@contextlib.contextmanager
+def _sampled(bench: Bench, stack: Stack, phase: PlannedPhase, out: Path) -> Iterator[None]:
+    """Sample the engines' stacks during the block where the phase asks for it."""
+    if not phase.sample_hz:
+        yield
+        return
+    engines = stack.topology.engines
+    runtime = bench.runtimes[bench.plan.client_image.id]
+
+    def start() -> dict[str, ContainerPlace]:
+        compose.up(stack, [sampler_of(name) for name in engines])
+        return {
+            name: ContainerPlace(
+                client=bench.client,
+                container=service_container(bench.client, stack.project, sampler_of(name)),
+                service=sampler_of(name),
+                interpreter=runtime.interpreter,
+                python_path=runtime.python_path,
+            )
+            for name in engines
+        }
+
+    with sampled(start, tuple(engines), out / phase.name, rate_hz=phase.sample_hz):
+        yield
+
+
 def _run_phase(
     bench: Bench,
     box: ClientBox,
@@ -333,16 +376,18 @@ def _run_phase(
     write_json(folder / "window.json", spec)
     (folder / "window.json").chmod(0o644)
 
-    def check() -> None:
-        for service, server in servers.items():
-            check_alive(server, service)
-
+    check = partial(_check_all, servers)
     with _telemetry(bench, servers, out) if phase.name == "measure" else contextlib.nullcontext():
         box.window(f"/out/{phase.name}/window.json", progress(bench.say, phase.name, check))
     check()
     if load_json(folder / "load.json")["failed"]:
         for service in topology.engines:
             check_serving(servers[service], service, partial(_health, box, service))
+
+
+def _check_all(servers: Mapping[str, Any]) -> None:
+    for service, server in servers.items():
+        check_alive(server, service)
 
 
 def _health(box: ClientBox, service: str) -> int | None:
@@ -395,8 +440,9 @@ def _telemetry(bench: Bench, servers: Mapping[str, Any], out: Path) -> watch.Tel
 
 
 def _load_s(out: Path, phases: tuple[PlannedPhase, ...]) -> float:
-    """Return the sum over the windows of first send to last byte, from the samples."""
-    total = 0.0
+    """Return the sum over the windows of first send to last byte, and how long lm-eval took."""
+    ended = out / FOLDER / ENDED_FILE
+    total = float(load_json(ended)["wall_s"]) if ended.is_file() else 0.0
     for phase in phases:
         first, last = math.inf, -math.inf
         with (out / phase.name / "samples.jsonl").open("rb") as lines:

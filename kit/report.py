@@ -299,7 +299,7 @@ def _asked(manifest: Manifest, notes: Notes) -> dict[str, Any]:
     plan = manifest.plan
     phases = {p.name: p for p in plan.phases}
     measured = phases["measure"]
-    warm = [p for p in plan.phases if p.name != "measure" and not p.profile]
+    warm = [p for p in plan.phases if p.name != "measure" and not (p.profile or p.sample_hz)]
 
     def planned(text: str) -> Number:
         return notes.number(text, ["plan.json"])

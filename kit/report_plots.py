@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from kit.flame_graph import draw
 from kit.inline_svg import INK, inline
 from kit.manifest import Manifest, Replicate
 from kit.measure import Reading, Sample, Window, load_window, max_itl_s, start_s, tpot_s, ttft_s
+from kit.stacks import read_stacks
 from kit.verdict import find_pairs
 
 KV = "vllm:kv_cache_usage_perc"
@@ -95,6 +97,7 @@ def draw_figures(run: Path, manifest: Manifest, words: Mapping[str, str]) -> lis
         _effect(manifest, words),
         _distributions(seen, words),
         _timeline(seen, words),
+        _flame(run, manifest, words),
     ]
     return [each for each in found if each is not None]
 
@@ -341,6 +344,24 @@ def _timeline(seen: Sequence[Seen], words: Mapping[str, str]) -> Figure | None:
     sources = [file for each in seen for file in (each.window.samples_file, *each.window.engines)]
     size = (8, 0.9 + 1.35 * len(rows))
     return Figure("timeline", _draw("timeline", size, paint), tuple(sources))
+
+
+def _flame(run: Path, manifest: Manifest, words: Mapping[str, str]) -> Figure | None:
+    """Draw the engine core's sampled stacks of each arm's first replicate that has some."""
+    graphs, sources = [], []
+    for role in ROLES:
+        files = [
+            path
+            for r in manifest.replicates
+            if (r.role, r.status) == (role, "complete")
+            for path in sorted((run / r.folder).glob("*/stacks-*.txt.gz"))
+        ]
+        if files:
+            first = next((p for p in files if "-engine-core-" in p.name), files[0])
+            graphs.append((words[f"plot_{role}"], read_stacks(first)[0]))
+            sources.append(first.relative_to(run).as_posix())
+    svg = draw(graphs)
+    return Figure("flame", svg, tuple(sources)) if svg else None
 
 
 def _has(each: Seen, name: str) -> bool:

@@ -240,7 +240,10 @@ def _images(plan: Plan, accepted: set[str]) -> tuple[Plan, list[Difference]]:
             if f"image.{wanted.id}" in accepted:
                 taken[wanted.id] = here
     arms = tuple(a.model_copy(update={"image": taken[a.image.id]}) for a in plan.arms)
-    images = {"arms": arms, "client_image": taken[plan.client_image.id]}
+    images: dict[str, object] = {"arms": arms, "client_image": taken[plan.client_image.id]}
+    if plan.evaluation is not None:
+        tool = {"image": taken[plan.evaluation.image.id]}
+        images["evaluation"] = plan.evaluation.model_copy(update=tool)
     return plan.model_copy(update=images), found
 
 

@@ -301,6 +301,7 @@ def _measure_all(
         runtimes=prepared.runtimes,
         images=prepared.images,
         model=prepared.model,
+        sampler=prepared.sampler,
         accel=platform.accel,
         shares=shares,
         device_indices=tuple(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kit import model
 from kit.build import ensure_image
-from kit.image import find_image
+from kit.image import find_server
 from kit.model import find_model
 from kit.paths import COMPOSE, INSIDE
 from kit.platform import Platform, find_platform
@@ -33,7 +33,7 @@ def use(
 ) -> dict[str, str]:
     """Make image and model ready and write compose/.env; return what was written."""
     platform = find_platform(platform_name)
-    record = find_image(image or platform.default_image)
+    record = find_server(image or platform.default_image)
     chosen = find_model(model_id or model.DEFAULT)
     built = ensure_image(record, say)
     files = model.ensure_model(chosen, built, say)

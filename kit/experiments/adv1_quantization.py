@@ -9,11 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from kit.accuracy import difference_of, score_of, stderr_of
 from kit.asked import completion, random_ids
 from kit.experiment import (
     CAPACITY,
     Arm,
     Condition,
+    Evaluation,
     Experiment,
     Flag,
     Hypothesis,
@@ -275,6 +277,77 @@ def two_by_two_kv(base: Experiment) -> Experiment:
     )
 
 
+SCORES = {"kit_code": "acc", "kit_math": "exact_match", "kit_chat": "acc"}
+"""Tasks that lm-eval scores right or wrong, and by what."""
+PROSE, PROSE_METRIC = "kit_prose", "word_perplexity"
+MOST_ITEMS = 64
+HUB = ("EleutherAI/wikitext_document_level", "allenai/ai2_arc", "Rowan/hellaswag")
+
+
+def _evaluated() -> tuple[Measure, ...]:
+    each = [
+        Measure(f"eval_{task}", "1", f"lm-eval's {metric} of {task}", score_of(task, metric))
+        for task, metric in (*SCORES.items(), (PROSE, PROSE_METRIC))
+    ]
+    errors = [
+        Measure(
+            f"eval_{task}_stderr",
+            "1",
+            f"standard error of lm-eval's {metric} of {task}",
+            stderr_of(task, metric),
+        )
+        for task, metric in SCORES.items()
+    ]
+    return (*each, *errors)
+
+
+OF_EVALUATION = (
+    Comparison(
+        "eval_score_difference",
+        "1",
+        "share of lm-eval's items that is right, candidate less baseline",
+        difference_of(SCORES),
+    ),
+    *(
+        Comparison(
+            f"eval_{task}_difference",
+            "1",
+            f"lm-eval's {metric} of {task}, candidate less baseline",
+            difference_of({task: metric}),
+        )
+        for task, metric in SCORES.items()
+    ),
+    Comparison(
+        f"eval_{PROSE}_ratio",
+        "1",
+        f"lm-eval's {PROSE_METRIC} of {PROSE}, candidate over baseline",
+        ratio_between(score_of(PROSE, PROSE_METRIC)),
+    ),
+)
+
+
+def lm_eval(base: Experiment) -> Experiment:
+    """FP8 weights, and lm-eval on the kit's own code, arithmetic, chat and prose: real weights."""
+    return replace(
+        base,
+        needs=Needs(real_weights=True),
+        of_answers=(*base.of_answers, *_evaluated()),
+        comparisons=(*base.comparisons, *OF_EVALUATION),
+        quality=(
+            *base.quality,
+            # of 48 items; five lost ones are more than rounding turns
+            QualityLimit(comparison="eval_score_difference", op=">=", value=-0.10),
+            QualityLimit(comparison=f"eval_{PROSE}_ratio", op="<=", value=1.05),
+        ),
+        evaluation=Evaluation(image="lm-eval-0.4.13", tasks=(*SCORES, PROSE), limit=MOST_ITEMS),
+    )
+
+
+def lm_eval_hub(base: Experiment) -> Experiment:
+    """WikiText, ARC-Easy and HellaSwag by lm-eval: refused, their data are not pinned yet."""
+    return replace(lm_eval(base), needs=Needs(real_weights=True, data=HUB))
+
+
 _awq, _gptq = _int4("AWQ", AWQ), _int4("GPTQ", GPTQ)
 
 EXPERIMENT = Experiment(
@@ -353,5 +426,7 @@ EXPERIMENT = Experiment(
         "gptq-batch-1": _one_at_a_time(_gptq),
         "2x2-weights": two_by_two_weights,
         "2x2-kv": two_by_two_kv,
+        "lm-eval": lm_eval,
+        "lm-eval-hub": lm_eval_hub,
     },
 )

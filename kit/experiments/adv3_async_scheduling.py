@@ -35,12 +35,15 @@ from kit.measure import (
 )
 from kit.metrics import gauge_of, resolved
 from kit.overlap import Overlap
+from kit.stacks import Folded, SampledProcess, index_file
 from kit.trace import PROFILER_CONFIG, trace_file
 
 LOW, MIDDLE, HIGH = 8, 64, 256
 """Requests under way at a time, on a GPU: a step schedules that many."""
 REQUESTS = {"cpu": 16, "cuda": 512}  # 512 carry a 99th percentile
 TRACED_TOKENS = 16  # a step is thousands of events
+SAMPLE_HZ = 200
+"""Samples a second of each process; a sampler that cannot keep up with it says so."""
 TOKENS = {"cpu": (32, 8), "cuda": (128, 64)}  # in, out
 
 
@@ -131,6 +134,105 @@ def profile(base: Experiment) -> Experiment:
         settings={**base.settings, "profiler-config": PROFILER_CONFIG},
         env={**base.env, "VLLM_CUSTOM_SCOPES_FOR_PROFILING": "1"},
     )
+
+
+def sampled_workload(scale: Scale) -> tuple[Phase, ...]:
+    """Build the middle load, and after it the same once more while the stacks are sampled."""
+    *before, measure = workload(scale)
+    asked = tuple({**r, "id": f"s{i:04d}"} for i, r in enumerate(measure.requests))
+    last = Phase(
+        "sampled",
+        asked,
+        concurrency=measure.concurrency,
+        scrape_every_s=None,
+        sample_hz=SAMPLE_HZ,
+    )
+    return (*before, measure, last)
+
+
+def _sampled(of: Callable[[SampledProcess, Folded], float | None]) -> Callable[[Raw], Reading]:
+    """Measure a number of the stacks that were sampled of the engine's core."""
+
+    def compute(raw: Raw) -> Reading:
+        window = raw.windows["sampled"]
+        index = f"{window.folder}/{index_file('server')}"
+        engine = window.stacks.engines.get("server")
+        if engine is None:
+            return null_reading("nothing tells of the sampling", 0, index)
+        if engine.problem:
+            return null_reading(f"the sampler: {engine.problem}", 0, index)
+        core = engine.core
+        if core is None:
+            return null_reading("no process of the name EngineCore was there to sample", 0, index)
+        folded = window.stacks.files.get(core.file or "")
+        if folded is None or not folded.samples:
+            return null_reading(f"nothing was sampled of it: {core.refusal}", 0, index)
+        value = of(core, folded)
+        if value is None:
+            return null_reading("the sampler did not say how often it looked", 0, index)
+        return reading_of(value, folded.samples, index, f"{window.folder}/{core.file}")
+
+    return compute
+
+
+def _seconds(method: str) -> Callable[[SampledProcess, Folded], float | None]:
+    """Return the CPU seconds inside a method: its share of the looks, times the sampled window."""
+
+    def of(core: SampledProcess, folded: Folded) -> float | None:
+        if not core.ticks or core.window_s is None:
+            return None
+        return folded.scheduling.get(method, 0) / core.ticks * core.window_s
+
+    return of
+
+
+def _count(value: int | None) -> float | None:
+    return None if value is None else float(value)
+
+
+OF_STACKS = (
+    Measure(
+        "sampled_schedule_share",
+        "1",
+        "share of the engine core's samples on a CPU that are inside Scheduler.schedule",
+        _sampled(lambda _, folded: folded.schedule_share),
+    ),
+    Measure(
+        "sampled_schedule_s",
+        "s",
+        "CPU time inside Scheduler.schedule in the sampled window, as slow as sampled",
+        _sampled(_seconds("schedule")),
+    ),
+    Measure(
+        "sampled_update_s",
+        "s",
+        "CPU time inside Scheduler.update_from_output in the sampled window, as slow as sampled",
+        _sampled(_seconds("update_from_output")),
+    ),
+    Measure(
+        "sampled_window_s",
+        "s",
+        "how long the engine core was sampled",
+        _sampled(lambda core, _: core.window_s),
+    ),
+    Measure(
+        "sampled_stacks",
+        "1",
+        "samples of the engine core on a CPU",
+        _sampled(lambda _, folded: float(folded.samples)),
+    ),
+    Measure(
+        "sampling_errors",
+        "1",
+        "stacks of the engine core that could not be read",
+        _sampled(lambda core, _: _count(core.errors)),
+    ),
+)
+
+
+def sampled(base: Experiment) -> Experiment:
+    """Sample the engine's stacks after the middle load: which CPU time is scheduling?"""
+    return replace(base, workload=sampled_workload, measures=(*base.measures, *OF_STACKS))
 
 
 def _quantile(name: str, what: str, of: Callable[[Any], float | None], q: float) -> Measure:
@@ -233,6 +335,7 @@ EXPERIMENT = Experiment(
     variants={
         "low": _under_load(LOW, f"Keep {LOW} requests under way: little to schedule in a step."),
         "profile": profile,
+        "sampled": sampled,
         "high": _under_load(HIGH, f"Keep {HIGH} requests under way: a step schedules the most."),
     },
 )

@@ -10,10 +10,11 @@ from virtual_run import write_raw
 
 from kit.analyse import analyse, answered, conclude
 from kit.experiment import Scale, against_itself, apply_variant, between_images, find_experiment
-from kit.experiments.adv3_async_scheduling import HIGH, LOW, MIDDLE
+from kit.experiments.adv3_async_scheduling import HIGH, LOW, MIDDLE, OF_STACKS, SAMPLE_HZ
 from kit.measure import Raw, Reading, Window
 from kit.overlap import Overlap
 from kit.plan import flag_words
+from kit.stacks import Folded, SampledEngine, SampledProcess, Stacks
 from kit.trace import Trace
 from kit.verdict import Verdict
 from kit.virtual import VirtualRun, World, draw_run, frame, virtual_experiment
@@ -114,6 +115,95 @@ def test_the_trace_comes_last_and_feeds_no_timing() -> None:
         found = read(nothing)
         assert found.value is None
         assert found.reason == "the trace marks no scheduling beside a forward pass"
+
+
+def test_the_sampled_phase_comes_last_and_feeds_no_timing() -> None:
+    sampled = apply_variant(EXPERIMENT, NAME, "sampled")
+    phases = sampled.workload(Scale("m", 1, "cuda"))
+    before = EXPERIMENT.workload(Scale("m", 1, "cuda"))
+    assert phases[:-1] == before
+    assert [p.sample_hz for p in phases] == [0] * len(before) + [SAMPLE_HZ]
+    assert [r["body"] for r in phases[-1].requests] == [r["body"] for r in before[-1].requests]
+    assert sampled.settings == EXPERIMENT.settings
+    assert sampled.env == EXPERIMENT.env
+    assert sampled.hypothesis == EXPERIMENT.hypothesis
+    assert {m.name for m in sampled.measures} - {m.name for m in EXPERIMENT.measures} == {
+        m.name for m in OF_STACKS
+    }
+
+
+CORE_FILE = "stacks-server-engine-core-7.txt.gz"
+
+
+def stacks_of(
+    *, samples: int = 50, said: str = "Samples: 400 Errors: 2", role: str = "engine-core"
+) -> Stacks:
+    core = SampledProcess(
+        pid=7, role=role, title="t", file=CORE_FILE, window_s=4.0, status=0, said=(said,)
+    )
+    folded = Folded(
+        samples=samples, skipped=0, scheduling={"schedule": samples // 5, "update_from_output": 5}
+    )
+    engine = SampledEngine(version=1, rate_hz=100, processes=(core,))
+    return Stacks(engines={"server": engine}, files={CORE_FILE: folded})
+
+
+def sampled_readings(stacks: Stacks) -> dict[str, Reading]:
+    raw = Raw({"sampled": Window("r/sampled", (), (), {}, stacks=stacks)})
+    return {m.name: m.read(raw) for m in OF_STACKS}
+
+
+def test_seconds_are_the_share_of_the_looks_times_the_window() -> None:
+    found = sampled_readings(stacks_of())
+    assert {name: r.value for name, r in found.items()} == {
+        "sampled_schedule_share": 0.2,
+        "sampled_schedule_s": 0.1,  # 10 of 400 looks in 4 s: the core slept in most of them
+        "sampled_update_s": 0.05,
+        "sampled_window_s": 4.0,
+        "sampled_stacks": 50.0,
+        "sampling_errors": 2.0,
+    }
+    expected = ("r/sampled/stacks-server.json", f"r/sampled/{CORE_FILE}")
+    assert {r.sources for r in found.values()} == {expected}
+    assert {r.n for r in found.values()} == {50}
+
+
+@pytest.mark.parametrize(
+    ("stacks", "reason"),
+    [
+        (Stacks(), "nothing tells of the sampling"),
+        (stacks_of(role="other"), "no process of the name EngineCore"),
+        (stacks_of(samples=0, said="Error: Operation not permitted"), "Operation not permitted"),
+        (
+            Stacks(
+                engines={
+                    "server": SampledEngine(version=1, rate_hz=1, processes=(), problem="it died")
+                }
+            ),
+            "the sampler: it died",
+        ),
+    ],
+)
+def test_what_was_not_sampled_is_null_for_a_reason(stacks: Stacks, reason: str) -> None:
+    for reading in sampled_readings(stacks).values():
+        assert reading.value is None
+        assert reason in str(reading.reason)
+
+
+def test_without_the_number_of_looks_there_are_no_seconds_but_a_share() -> None:
+    found = sampled_readings(stacks_of(said="killed"))
+    assert found["sampled_schedule_share"].value == 0.2
+    for name in ("sampled_schedule_s", "sampled_update_s", "sampling_errors"):
+        assert found[name].reason == "the sampler did not say how often it looked"
+
+
+def test_only_the_sampled_plan_names_a_sampler() -> None:
+    for variant in (None, *EXPERIMENT.variants):
+        changed = apply_variant(EXPERIMENT, NAME, variant)
+        told = frame(NAME, changed).plan.model_dump(mode="json")
+        rates = [p["sample_hz"] for p in told["phases"] if "sample_hz" in p]
+        assert rates == ([SAMPLE_HZ] if variant == "sampled" else [])
+        assert "sampler" not in told  # a virtual plan runs none
 
 
 def test_nothing_is_asked_of_the_platform_where_both_arms_are_the_baseline() -> None:

@@ -31,6 +31,7 @@ from kit.inside.stub_config import parse_config_text
 from kit.manifest import load_manifest
 from kit.measure import load_window
 from kit.paths import DOCKER, MANIFESTS
+from kit.scores import FOLDER, RESULTS_FILE, Scores, read_scores
 from kit.trace import read_trace
 
 CASES, FULL = 150, 6_000
@@ -201,6 +202,21 @@ class Reader:
     refuses: bool = True
 
 
+SCORES = json.dumps(
+    {"results": {"kit_code": {"alias": "kit_code", "acc,none": 0.75, "acc_stderr,none": 0.1},
+                 "kit_prose": {"word_perplexity,none": 42.5, "word_perplexity_stderr,none": "N/A"}},
+     "n-samples": {"kit_code": {"original": 16, "effective": 16},
+                   "kit_prose": {"original": 12, "effective": 12}}}
+).encode()  # fmt: skip
+
+
+def scores(content: bytes, folder: Path) -> Scores:
+    home = folder / FOLDER
+    home.mkdir(exist_ok=True)
+    (home / RESULTS_FILE).write_bytes(content)
+    return read_scores(folder, "r0")
+
+
 def identity_of(path: Path) -> None:
     lock_file._read(lock_file.LockedIdentity, path)
 
@@ -219,6 +235,7 @@ READERS = {
         lambda content, folder: in_window("metrics.jsonl.gz")(gzip.compress(content), folder),
     ),
     "load.json": Reader(WINDOW["load.json"], in_window("load.json")),
+    "an evaluation's scores": Reader(SCORES, lambda c, f: void(scores(c, f)), refuses=False),
     "an answer": Reader(SSE, by_bytes(answer), refuses=False),
     "a request at the proxy": Reader(
         b'{"model": "m", "prompt": "a", "n": 1, "stream": true, "logprobs": null}',
