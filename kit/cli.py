@@ -409,7 +409,3 @@ def _usage(error: Exception) -> KitError | None:
     if message is None:
         return None
     return UsageError(str(message()).splitlines()[0], hint="see --help")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

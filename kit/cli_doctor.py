@@ -126,7 +126,7 @@ def _look(
         images=tuple(_image(each, client) for each in load_images().values()),
         models=tuple(_model(each) for each in load_models().values()),
         network=_network(),
-        base_tool=shutil.which("mmdebstrap") is not None,
+        base_lacks=debian.missing_base_programs(),
     )
 
 
@@ -198,7 +198,7 @@ def _inputs_here(record: ImageRecord) -> bool:
         return False
     lock = read_lock(record)
     base = build.base_path(lock).is_file() or (
-        shutil.which("mmdebstrap") is not None
+        not debian.missing_base_programs()
         and all(debian.deb_path(package).is_file() for package in lock.base)
     )
     return base and all(wheels.wheel_path(each).is_file() for each in lock.wheels)

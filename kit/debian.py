@@ -217,14 +217,24 @@ def check_sha256(path: Path, wanted: str, what: str) -> None:
         )
 
 
+def base_programs() -> tuple[str, ...]:
+    """Return the programs that making a base needs here.
+
+    A user without root maps a range of user ids, which takes a program that root has set up.
+    """
+    return ("mmdebstrap",) if os.geteuid() == 0 else ("mmdebstrap", "newuidmap")
+
+
+def missing_base_programs() -> tuple[str, ...]:
+    return tuple(each for each in base_programs() if shutil.which(each) is None)
+
+
 def make_base(packages: Sequence[DebPackage], epoch: int, out: Path) -> None:
     """Unpack exactly these packages into a tar: same bytes on every machine, no network.
 
     Raises `HashMismatch` naming a package with other bytes, `ToolMissing`, `BuildFailed`.
     """
-    tool = process.require("mmdebstrap", hint=_TOOLS_HINT)
-    if os.geteuid() != 0:  # it maps a range of user ids, which a program of root's allows
-        process.require("newuidmap", hint=_TOOLS_HINT)
+    tool, *_ = [process.require(each, hint=_TOOLS_HINT) for each in base_programs()]
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kit-base-") as folder:
         house = Path(folder)

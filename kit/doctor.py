@@ -216,13 +216,14 @@ def _sources(seen: Looked) -> Iterator[Line]:
         next="" if seen.network or here else "needed once, for image and model",
         exit_code=0 if seen.network or here else IndexUnreachable.exit_code,
     )
-    needs_tool = not image.built and not image.inputs_here and not seen.base_tool
+    lacks = ", ".join(seen.base_lacks)
+    needed = bool(lacks) and not image.built and not image.inputs_here
     yield Line(
-        what="mmdebstrap",
-        state="missing" if needs_tool else "ok" if seen.base_tool else "not needed",
-        found="installed" if seen.base_tool else "not installed",
-        next="`nox -s engine` installs it" if needs_tool else "",
-        exit_code=ToolMissing.exit_code if needs_tool else 0,
+        what="base's programs",
+        state="missing" if needed else "not needed" if lacks else "ok",
+        found=f"not installed: {lacks}" if lacks else "installed",
+        next="`nox -s engine` as root installs them" if needed else "",
+        exit_code=ToolMissing.exit_code if needed else 0,
     )
     yield Line(
         what="container registry",

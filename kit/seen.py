@@ -56,7 +56,7 @@ class Looked(Value):
     """All that was seen of a machine. Sizes in bytes; null is unknown.
 
     `engine` and `plugins` are versions, or why there is none; `gpu_refusal` is why no device can be
-    passed on, empty where one can.
+    passed on, empty where one can. `base_lacks` are programs that making a base needs.
     """
 
     platform: str
@@ -76,4 +76,4 @@ class Looked(Value):
     images: tuple[SeenImage, ...]
     models: tuple[SeenModel, ...]
     network: bool
-    base_tool: bool
+    base_lacks: tuple[str, ...]

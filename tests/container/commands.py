@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,12 +44,31 @@ def kit_words(*words: str) -> list[str]:
     return [sys.executable, "-m", "kit", *words]
 
 
-def start_kit(*words: str, root: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+class Started(subprocess.Popen[str]):
+    """A command that, where it does not end in time, tells where each of its threads stands."""
+
+    def communicate(
+        self,
+        input: str | None = None,  # noqa: A002 - its name in the standard library
+        timeout: float | None = None,
+    ) -> tuple[str, str]:
+        try:
+            return super().communicate(input, timeout)
+        except subprocess.TimeoutExpired as late:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGABRT)  # Python's fault handler answers it
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, told = super().communicate(timeout=10)
+                late.add_note(f"where it stood:\n{told}")
+            raise
+
+
+def start_kit(*words: str, root: Path = ROOT, **environment: str) -> Started:
     """Start a command of a checkout; `communicate` waits for it and reads what it printed."""
-    return subprocess.Popen(
+    return Started(
         kit_words(*words),
         cwd=root,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONFAULTHANDLER": "1", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

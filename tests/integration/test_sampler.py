@@ -22,7 +22,7 @@ from kit.stacks import read_phase
 
 SCHEDULER = """
 def schedule():
-    return sum(i for i in range(2000))
+    return sum(i for i in range(200_000))  # 10 ms, beside 2 ms of sleep: most samples are of it
 """
 CORE = """
 import time

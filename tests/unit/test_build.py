@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kit import build
-from kit.errors import IdentityMismatch, NotLocked
+from kit import build, debian
+from kit.errors import IdentityMismatch, NotLocked, ToolMissing
 from kit.image import Identity, ImageRecord, find_image
 from kit.layers import compare_layers, read_layers
 from kit.lock_file import InsideFacts, LockedIdentity, lock_sha256, read_lock
@@ -166,3 +166,19 @@ def test_every_difference_between_two_layers_is_named(second: bytes, lines: list
     first = saved({"a": b"1", "b": b"2"})
     found = compare_layers(read_layers([first]), read_layers([second]), names=("first", "second"))
     assert found == lines
+
+
+@pytest.mark.parametrize(
+    ("uid", "lacking", "named"),
+    [(0, "newuidmap", None), (1000, "newuidmap", "newuidmap"), (0, "mmdebstrap", "mmdebstrap")],
+)
+def test_a_program_that_making_a_base_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uid: int, lacking: str, named: str | None
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("shutil.which", lambda name: None if name == lacking else f"/bin/{name}")
+    assert debian.missing_base_programs() == (() if named is None else (named,))
+    if named is not None:
+        with pytest.raises(ToolMissing, match=named) as told:
+            debian.make_base((), 0, tmp_path / "base.tar")
+        assert "uidmap" in str(told.value.hint)

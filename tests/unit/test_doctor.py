@@ -77,7 +77,7 @@ def machine(**changes: Any) -> Looked:
         "images": (image("c", "cpu"),),
         "models": MODELS,
         "network": True,
-        "base_tool": True,
+        "base_lacks": (),
     }
     return Looked.model_validate({**values, **changes})
 
@@ -156,8 +156,8 @@ NOTHING_BUILT = (image("c", "cpu", built=False, inputs_here=False),)
         ),
         ({"images": NOTHING_BUILT, "network": False}, "image c", IndexUnreachable.exit_code),
         (
-            {"images": NOTHING_BUILT, "base_tool": False},
-            "mmdebstrap",
+            {"images": NOTHING_BUILT, "base_lacks": ("newuidmap",)},
+            "base's programs",
             ToolMissing.exit_code,
         ),
         (
