@@ -19,6 +19,7 @@ from kit.guard import (
     foreign_share,
     limited_share,
 )
+from kit.load_tool import TOOL_NAMES
 from kit.manifest import Replicate
 from kit.measure import Measure, Raw, Reading, load_raw, median_span_s
 from kit.notice import Notice, notice
@@ -617,6 +618,8 @@ def _notices(
         found.append(notice("against_itself", ""))
     if plan.shared_device:
         found.append(notice("shared_device", ""))
+    if plan.load_tool != "kit":
+        found.append(notice("load_tool", TOOL_NAMES[plan.load_tool]))
     if plan.stopping is not None and (ran := len(_pairs_due(plan, replicates))) < plan.pairs:
         found.append(notice("stopped_early", str(ran)))
     shares = [share for each in telemetry.values() if (share := foreign_share(each)) is not None]

@@ -24,6 +24,7 @@ from kit.cli_report import add_report_commands
 from kit.cli_share import add_share_commands
 from kit.errors import Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
+from kit.load_tool import find_load_tool
 from kit.manifest import Manifest
 from kit.paths import MANIFESTS, RUNS
 from kit.prepare import Options
@@ -73,6 +74,14 @@ Seed = Annotated[int, typer.Option(help="Seed of workload and order of replicate
 ReadyTimeout = Annotated[
     float | None, typer.Option(help="Seconds a server may take to become healthy.")
 ]
+SendBy = Annotated[
+    str,
+    typer.Option(
+        "--load-tool",
+        help="What sends the measured load: kit, or vllm-bench (`vllm bench serve` in the client "
+        "container; its clock, its arrivals).",
+    ),
+]
 Stub = Annotated[
     Path | None,
     typer.Option(help="JSON for the kit's stub, run in place of vLLM: tests the kit itself."),
@@ -99,6 +108,7 @@ def run_command(
     seed: Seed = 1,
     out: Out = RUNS,
     ready_timeout: ReadyTimeout = None,
+    load_tool: SendBy = "kit",
     stub: Stub = None,
     as_json: Json = False,
 ) -> None:
@@ -117,6 +127,7 @@ def run_command(
         shared_device=shared_device,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
+        load_tool=find_load_tool(load_tool),
         stub=None if stub is None else load_json(stub),
     )
     _carry_out(name, options, as_json=as_json)
@@ -137,6 +148,7 @@ def compare_versions_command(
     seed: Seed = 1,
     out: Out = RUNS,
     ready_timeout: ReadyTimeout = None,
+    load_tool: SendBy = "kit",
     stub: Stub = None,
     as_json: Json = False,
 ) -> None:
@@ -153,6 +165,7 @@ def compare_versions_command(
         seed=seed,
         out=out.expanduser().resolve(),
         ready_timeout_s=ready_timeout,
+        load_tool=find_load_tool(load_tool),
         stub=None if stub is None else load_json(stub),
     )
     _carry_out(name, options, as_json=as_json)

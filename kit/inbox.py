@@ -14,6 +14,7 @@ import docker
 import docker.errors
 
 from kit.errors import ClientFailed, DiskFull, KitError, ProbeFailed
+from kit.inside.tool_window import EXIT_NO_RESULT, LOG
 from kit.ready import how_it_ended, state_of
 
 _KILLED = 128 + signal.SIGKILL
@@ -49,9 +50,15 @@ class ClientBox:
             )
         return dict(answer)
 
-    def window(self, spec: str, progress: Callable[[dict[str, Any]], None]) -> None:
+    def window(
+        self,
+        spec: str,
+        progress: Callable[[dict[str, Any]], None],
+        *,
+        module: str = "inside.window",
+    ) -> None:
         """Run one measured window from its spec file; hand on its progress events."""
-        for line in self._lines("inside.window", spec):
+        for line in self._lines(module, spec):
             try:
                 event = json.loads(line)
             except ValueError:
@@ -118,6 +125,10 @@ def _client_error(module: str, code: int | None, words: str) -> KitError:
         return DiskFull(
             "no space left while the client container wrote its samples",
             hint="free space, or choose --out elsewhere",
+        )
+    if code == EXIT_NO_RESULT and words.strip():  # another load generator, in its words
+        return ClientFailed(
+            words.strip().splitlines()[-1], hint=f"its whole output is in {LOG} of the window"
         )
     return ClientFailed(
         f"{module} ended with exit code {code} in the client container", detail=words

@@ -61,6 +61,12 @@ _SET: dict[str, tuple[str, str]] = {
         "All engines ran on one device: a shared device, not a performance result.",
         "所有引擎共用一个设备：仅验证功能，不是性能结果。",
     ),
+    "load_tool": (
+        "{seen} sent the measured load in the kit's place: times are its own, its late sends "
+        "cannot be seen, and opening a connection counts in the TTFT.",
+        "被测负载由 {seen} 代替 kit 发送：时间均为其自身读数，无法看出发送延迟，"
+        "TTFT 含建立连接的时间。",
+    ),
     "few_pairs": (
         "Only {seen} pairs: six are the least that can decide; leave out --quick or raise "
         "--replicates.",

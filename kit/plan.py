@@ -32,6 +32,7 @@ from kit.experiment import (
     unknown,
 )
 from kit.guard import Limits
+from kit.load_tool import MEASURED, LoadTool, tool_words
 from kit.sequential import Stopping
 from kit.tasks import evaluation_words, task_files
 from kit.topology import PORT, Topology, find_topology
@@ -108,7 +109,10 @@ class PlannedArm(Value):
 
 
 class PlannedPhase(Value):
-    """One window: how many requests, the sha256 of the file that holds them, concurrency."""
+    """One window: how many requests, the sha256 of the file that holds them, concurrency.
+
+    `tool` are the words of another load generator that sends it, see `kit.load_tool`.
+    """
 
     name: str
     requests: int
@@ -118,6 +122,7 @@ class PlannedPhase(Value):
     scrape_every_s: float | None
     profile: bool = Field(default=False, exclude_if=is_empty)
     sample_hz: int = Field(default=0, ge=0, le=1000, exclude_if=is_empty)
+    tool: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
 
 
 class PlannedEvaluation(Value):
@@ -207,6 +212,7 @@ class Plan(Value):
         parts += [self.variant] if self.variant else []
         parts += ["aa"] if self.against_itself else []
         parts += ["shared-device"] if self.shared_device else []
+        parts += [self.load_tool] if self.load_tool != "kit" else []
         return "--".join(parts)
 
     @property
@@ -220,6 +226,11 @@ class Plan(Value):
         tools = () if self.evaluation is None else (self.evaluation.image,)
         each = (*(arm.image for arm in self.arms), self.client_image, *tools)
         return tuple({image.id: image for image in each}.values())
+
+    @property
+    def load_tool(self) -> LoadTool:
+        """What sends the measured phase."""
+        return "vllm-bench" if any(phase.tool for phase in self.phases) else "kit"
 
     @property
     def pairs(self) -> int:
@@ -312,11 +323,13 @@ def make_plan(
     shared_device: bool = False,
     sampler: PlannedSampler | None = None,
     evaluation_image: PlannedImage | None = None,
+    load_tool: LoadTool = "kit",
 ) -> tuple[Plan, dict[str, bytes]]:
     """Resolve an experiment into a plan and the load files it names (phase -> bytes).
 
     With `stopping`, `pairs` and `spare_pairs` are not used: the rule says how many pairs a run
-    may need. `sampler` is needed where a phase is sampled, and else left out.
+    may need. `sampler` is needed where a phase is sampled, and else left out. `load_tool` sends the
+    measured phase; raises `UsageError` where it cannot.
     """
     spare = 0 if stopping else spare_pairs
     given = resources or Resources()
@@ -364,7 +377,7 @@ def make_plan(
             arm("baseline", experiment.variable.baseline),
             arm("candidate", experiment.variable.candidate),
         ),
-        phases=tuple(_plan_phase(phase, files[phase.name]) for phase in phases),
+        phases=tuple(_plan_phase(phase, files[phase.name], load_tool) for phase in phases),
         slots=make_slots(pairs + spare if stopping is None else stopping.pairs, seed),
         stopping=stopping,
         spare_pairs=spare,
@@ -434,7 +447,7 @@ def _serve_words(model: str, seed: int) -> tuple[str, ...]:
     )
 
 
-def _plan_phase(phase: Phase, lines: bytes) -> PlannedPhase:
+def _plan_phase(phase: Phase, lines: bytes, load_tool: LoadTool) -> PlannedPhase:
     lengths = {_output_tokens(r["body"]) for r in phase.requests}
     return PlannedPhase(
         name=phase.name,
@@ -445,6 +458,7 @@ def _plan_phase(phase: Phase, lines: bytes) -> PlannedPhase:
         scrape_every_s=phase.scrape_every_s,
         profile=phase.profile,
         sample_hz=phase.sample_hz,
+        tool=tool_words(phase.requests, load_tool) if phase.name == MEASURED else (),
     )
 
 

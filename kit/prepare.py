@@ -26,6 +26,7 @@ from kit.experiment import (
     without_answers,
 )
 from kit.image import ImageRecord, find_image, find_server
+from kit.load_tool import CLIENT_MEMORY_BYTES, LoadTool
 from kit.lock_file import lock_sha256, read_identity_lock, read_lock
 from kit.manifest import RanImage
 from kit.model import ModelRecord, find_model
@@ -62,6 +63,7 @@ class Options:
     seed: int = 1
     against_itself: bool = False
     shared_device: bool = False
+    load_tool: LoadTool = "kit"
     out: Path = RUNS
     stub: Mapping[str, Any] | None = None
     ready_timeout_s: float | None = None
@@ -185,6 +187,8 @@ def _freeze(
     resources = Resources()
     if options.ready_timeout_s:
         resources = resources.model_copy(update={"ready_timeout_s": options.ready_timeout_s})
+    if options.load_tool != "kit":
+        resources = resources.model_copy(update={"client_memory_bytes": CLIENT_MEMORY_BYTES})
     return make_plan(
         name,
         experiment,
@@ -207,6 +211,7 @@ def _freeze(
         shared_device=options.shared_device,
         sampler=planned_sampler(),
         evaluation_image=_evaluation_image(experiment, planned),
+        load_tool=options.load_tool,
     )
 
 

@@ -372,13 +372,16 @@ def _run_phase(
         "deadline_s": bench.plan.resources.request_deadline_s,
         "stamps": "auto",
         "concurrency": None,
+        "tool": list(phase.tool),
     }
     write_json(folder / "window.json", spec)
     (folder / "window.json").chmod(0o644)
 
     check = partial(_check_all, servers)
     with _telemetry(bench, servers, out) if phase.name == "measure" else contextlib.nullcontext():
-        box.window(f"/out/{phase.name}/window.json", progress(bench.say, phase.name, check))
+        module = "inside.tool_window" if phase.tool else "inside.window"
+        told = progress(bench.say, phase.name, check)
+        box.window(f"/out/{phase.name}/window.json", told, module=module)
     check()
     if load_json(folder / "load.json")["failed"]:
         for service in topology.engines:

@@ -154,6 +154,7 @@ def command(manifest: Manifest) -> str:
     words += [f"--variant {plan.variant}"] if plan.variant else []
     words += ["--aa"] if plan.against_itself else []
     words += ["--shared-device"] if plan.shared_device else []
+    words += [f"--load-tool {plan.load_tool}"] if plan.load_tool != "kit" else []
     return " ".join(words)
 
 

@@ -15,7 +15,7 @@ STAMPS = ("auto", "kernel", "user")
 _SPEC_KEYS = frozenset(
     {
         *("version", "host", "port", "requests", "out", "scrape_every_s", "metrics_path"),
-        *("deadline_s", "stamps", "concurrency", "legs"),
+        *("deadline_s", "stamps", "concurrency", "legs", "tool"),
     }
 )
 _REQUEST_KEYS = frozenset(("id", "path", "body", "tags", "at_s", "lane", "start_s"))
@@ -60,7 +60,8 @@ class Request:
 class WindowSpec:
     """One measured window. Files are absolute; times are seconds.
 
-    `legs` are engines behind `host`, name to `host:port`, whose metrics are kept as well.
+    `legs` are engines behind `host`, name to `host:port`, whose metrics are kept as well. `tool`
+    are the words of another load generator that is to send the load; see `inside.tool_window`.
     """
 
     host: str
@@ -73,6 +74,17 @@ class WindowSpec:
     stamps: str
     concurrency: int | None
     legs: dict[str, str]
+    tool: tuple[str, ...] = ()
+
+    @property
+    def scraped(self) -> dict[Path, str]:
+        """The addresses whose metrics are kept, by the file that keeps them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        addresses = {"metrics.jsonl.gz": f"{host}:{self.port}"}
+        addresses |= {f"metrics-{leg}.jsonl.gz": address for leg, address in self.legs.items()}
+        return {
+            self.out / file: f"http://{at}{self.metrics_path}" for file, at in addresses.items()
+        }
 
 
 def load_spec(path: Path) -> WindowSpec:
@@ -98,7 +110,14 @@ def load_spec(path: Path) -> WindowSpec:
         stamps=stamps,
         concurrency=None if limit is None else int(limit),
         legs=_legs(raw.get("legs", {}), path.name),
+        tool=_words(raw.get("tool", []), path.name),
     )
+
+
+def _words(raw: object, where: str) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not all(isinstance(word, str) for word in raw):
+        raise BadSpec(f"{where}: tool: a list of words is needed")
+    return tuple(raw)
 
 
 def _legs(raw: object, where: str) -> dict[str, str]:

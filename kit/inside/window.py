@@ -20,7 +20,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,11 +70,7 @@ def run_window(spec: WindowSpec, requests: list[Request], clock: Clock) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a file a request under way
     gc.collect()
     gc.freeze()  # also keeps the forked processes from copying these pages
-    host = f"[{spec.host}]" if ":" in spec.host else spec.host
-    addresses = {"metrics.jsonl.gz": f"{host}:{spec.port}"}
-    addresses |= {f"metrics-{leg}.jsonl.gz": address for leg, address in spec.legs.items()}
-    urls = {spec.out / file: f"http://{at}{spec.metrics_path}" for file, at in addresses.items()}
-    scraper = Scraper(urls, spec.scrape_every_s)
+    scraper = Scraper(spec.scraped, spec.scrape_every_s)
     writer = Writer(requests, spec.out / "samples.jsonl")
     scraper.wait_first()
     arrivals = Arrivals(clock, use_kernel=spec.stamps != "user")
@@ -193,10 +189,19 @@ def main(argv: Sequence[str], clock: Clock | None = None) -> int:
     if len(argv) != 1:
         print("usage: python -m inside.window SPEC.json", file=sys.stderr)
         return EXIT_BAD_SPEC
+    path = Path(argv[0])
+
+    def run() -> int:
+        spec = load_spec(path)
+        return run_window(spec, load_requests(spec.requests), clock or Clock())
+
+    return status_of(run)
+
+
+def status_of(run: Callable[[], int]) -> int:
+    """Run a window; return its exit status, and say on stderr why it could not be."""
     try:
-        spec = load_spec(Path(argv[0]))
-        requests = load_requests(spec.requests)
-        return run_window(spec, requests, clock or Clock())
+        return run()
     except BadSpec as error:
         print(f"bad spec: {error}", file=sys.stderr)
         return EXIT_BAD_SPEC
