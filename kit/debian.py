@@ -236,15 +236,17 @@ def make_base(packages: Sequence[DebPackage], epoch: int, out: Path) -> None:
     """
     tool, *_ = [process.require(each, hint=_TOOLS_HINT) for each in base_programs()]
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="kit-base-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kit-base-", dir=_scratch()) as folder:
         house = Path(folder)
         house.chmod(0o755)
         _fill_repository(packages, house)
+        for path in house.iterdir():  # whatever the caller's umask is
+            path.chmod(0o644)
         part = out.with_suffix(".part")
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C.UTF-8", "TZ": "UTC",
-            "HOME": "/root", "TMPDIR": os.environ.get("TMPDIR", "/var/tmp"),  # noqa: S108
+            "HOME": "/nonexistent", "TMPDIR": _scratch(),
         }  # fmt: skip
         # the caller's umask would otherwise decide the modes of folders
         shell = ["sh", "-c", 'umask 022; exec "$0" "$@"', tool]
@@ -255,6 +257,16 @@ def make_base(packages: Sequence[DebPackage], epoch: int, out: Path) -> None:
                 raise DiskFull("no space left while the base was made", hint="free some space")
             raise BuildFailed("mmdebstrap could not make the image's base", detail=done.tail)
         part.replace(out)
+
+
+def _scratch() -> str:
+    """Return where a base is put together.
+
+    Without root it is done by user ids of a range of the caller's, which cannot enter a private
+    folder of the caller's own.
+    """
+    own = os.environ.get("TMPDIR") if os.geteuid() == 0 else None
+    return own or "/var/tmp"  # noqa: S108 - each makes a folder of its own there
 
 
 def _arguments(packages: Sequence[DebPackage], house: Path, out: Path) -> list[str]:

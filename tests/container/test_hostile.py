@@ -32,7 +32,7 @@ from commands import (
     wait_for,
 )
 from matrix import Matrix, Trial, asked_of, samples_in
-from small_disk import fill, read_only, small_disk
+from small_disk import fill, needs_root, read_only, small_disk
 
 from kit import engine
 from kit.errors import ClientFailed, DiskFull, KitError, PortTaken, RunFolderLost, ServerLost
@@ -307,6 +307,7 @@ def test_a_run_folder_that_is_removed_ends_the_run(
     one.close()
 
 
+@needs_root
 def test_a_run_folder_that_turns_read_only_ends_the_run(trial: Begin, stub_file: StubFile) -> None:
     one = trial("run folder turned read-only")
     child = start(one.runs, stub_file(**CACHED))
@@ -322,6 +323,7 @@ def test_a_run_folder_that_turns_read_only_ends_the_run(trial: Begin, stub_file:
     one.close("interrupted")
 
 
+@needs_root
 @pytest.mark.timeout(300)
 def test_an_output_disk_that_fills_under_load_is_named(
     trial: Begin, stub_file: StubFile, tmp_path: Path

@@ -19,6 +19,9 @@ import docker
 import pytest
 from commands import CACHED, checkout, objects_of_runs, only_manifest
 
+from kit import debian
+from kit.image import find_image
+from kit.lock_file import read_identity_lock
 from kit.paths import cache_dir
 
 pytestmark = [
@@ -126,3 +129,29 @@ def test_readme_s_commands_work_for_a_user_without_root(
     tests = ("tests/unit/test_docs.py", "tests/unit/test_manifest_robust.py")
     tested = somebody.run("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+BASE = """
+import sys
+from pathlib import Path
+from kit import debian
+from kit.image import find_image
+from kit.lock_file import read_lock
+
+lock = read_lock(find_image("v0.32.0-cpu"))
+out = Path(sys.argv[1])
+debian.make_base(lock.base, lock.source_date_epoch, out)
+print(debian.file_sha256(out))
+"""
+
+
+def test_the_base_is_the_locked_one_without_root(somebody: Somebody) -> None:
+    """Other user ids of theirs make it, which enter neither their home nor what they wrote."""
+    debs = somebody.home / ".cache" / "vllm-kit" / "debs"
+    shutil.copytree(debian.deb_dir(), debs)
+    subprocess.run(["chown", "-R", f"{somebody.name}:", debs], check=True)
+    locked = read_identity_lock(find_image("v0.32.0-cpu"))
+    assert locked is not None
+    made = somebody.run("-c", BASE, str(somebody.home / "base.tar"))
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.split() == [locked.base_sha256]

@@ -21,7 +21,7 @@ from commands import (
     start_kit,
     wait_for,
 )
-from small_disk import small_disk
+from small_disk import needs_root, small_disk
 
 from kit.errors import DiskFull, ServerDied, ServerLost, ServerNotReady
 from kit.paths import ROOT
@@ -306,6 +306,7 @@ def test_unwritable_output_is_refused_before_anything_starts(tmp_path: Path) -> 
     assert ran.stderr.count("error:") == 1
 
 
+@needs_root
 def test_too_little_space_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         ran = run_kit(*RUN, "--quick", "--out", str(disk / "runs"))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 
 
 def mount(*words: str | Path) -> None:

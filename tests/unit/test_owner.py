@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_disk import read_only
+from small_disk import needs_root, read_only
 from virtual_run import exp1_run, write_run
 
 from kit import owner, store
@@ -133,7 +133,7 @@ def test_a_run_whose_engine_went_away_is_swept_where_it_ran(
     assert active() == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@needs_root
 def test_a_run_whose_folder_cannot_be_written_is_marked_when_it_can(tmp_path: Path) -> None:
     run = running(tmp_path)
     engine = Engine("dead")
