@@ -27,7 +27,10 @@ LINE_BYTES = 2**16
 """The longest line that is taken; a stack of a hundred frames has some 8 kB."""
 FILE_BYTES = 2**30
 STACKS = 200_000
-SCHEDULER = re.compile(r"^(schedule|update_from_output) \(.*v1/core/sched/\w+\.py(:\d+)?\)$")
+SCHEDULER = re.compile(
+    r"^(?:\w+\.)*(schedule|update_from_output) \(.*v1/core/sched/\w+\.py(:\d+)?\)$"
+)
+"""A frame of one of the two methods; from Python 3.11 on the sampler tells its class as well."""
 _LINE = re.compile(r"^(.+) ([0-9]{1,12})$")
 _COUNTS = re.compile(r"Samples: (\d{1,12}) Errors: (\d{1,12})")
 _BEHIND = re.compile(r"([\d.]+)s behind in sampling")

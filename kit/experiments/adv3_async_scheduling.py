@@ -194,19 +194,19 @@ OF_STACKS = (
     Measure(
         "sampled_schedule_share",
         "1",
-        "share of the engine core's samples on a CPU that are inside Scheduler.schedule",
+        "share of the engine core's samples running Python that are inside Scheduler.schedule",
         _sampled(lambda _, folded: folded.schedule_share),
     ),
     Measure(
         "sampled_schedule_s",
         "s",
-        "CPU time inside Scheduler.schedule in the sampled window, as slow as sampled",
+        "time inside Scheduler.schedule in the sampled window, as slow as sampled",
         _sampled(_seconds("schedule")),
     ),
     Measure(
         "sampled_update_s",
         "s",
-        "CPU time inside Scheduler.update_from_output in the sampled window, as slow as sampled",
+        "time inside Scheduler.update_from_output in the sampled window, as slow as sampled",
         _sampled(_seconds("update_from_output")),
     ),
     Measure(
@@ -218,7 +218,7 @@ OF_STACKS = (
     Measure(
         "sampled_stacks",
         "1",
-        "samples of the engine core on a CPU",
+        "samples of the engine core running Python (it held the interpreter's lock)",
         _sampled(lambda _, folded: float(folded.samples)),
     ),
     Measure(

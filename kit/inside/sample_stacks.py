@@ -8,8 +8,9 @@ of each: its process, how long it was sampled in seconds, its exit status and wh
 
 Stacks are taken while the process is held still (no `--nonblocking`): scheduling is made of short
 functions, whose stacks would often be torn, and errors are not spread evenly over what runs. That
-makes the engine slower, in a phase of which no time is measured. Only threads on a CPU are counted
-(no `--idle`), whether they hold the lock of the interpreter or not (no `--gil`): CPU time is asked.
+makes the engine slower, in a phase of which no time is measured. Only the thread that holds the
+interpreter's lock is counted (`--gil`), which scheduling does: from another container py-spy cannot
+tell which threads are on a CPU, and would count every one that waits.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class Sampled:
         self._ended: float | None = None
         self._heard = threading.Event()
         words = ["record", "--pid", str(pid), "--format", "raw", "--rate", str(rate)]
-        words += ["--function", "--full-filenames", "--threads", "--duration", "unlimited"]
-        words += ["-o", str(self.file)]
+        words += ["--function", "--full-filenames", "--threads", "--gil", "--duration"]
+        words += ["unlimited", "-o", str(self.file)]
         self._child = subprocess.Popen(
             [program, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -22,7 +22,7 @@ from kit.stacks import (
 
 CORE = "thread (7);run_busy_loop (vllm/v1/engine/core.py:900);step (vllm/v1/engine/core.py:300)"
 SCHEDULE = "schedule (vllm/v1/core/sched/scheduler.py:210)"
-ASYNC = "schedule (vllm/v1/core/sched/async_scheduler.py:20)"
+ASYNC = "AsyncScheduler.schedule (/opt/x/vllm/v1/core/sched/async_scheduler.py:20)"
 UPDATE = "update_from_output (vllm/v1/core/sched/scheduler.py:900)"
 
 
