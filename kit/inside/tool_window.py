@@ -62,10 +62,13 @@ def samples_of(
     lists = [told.get(name) for name in _LISTS]
     if not all(isinstance(each, list) and len(each) == len(requests) for each in lists):
         raise NoResult(f"its result does not hold {len(requests)} requests")
-    return [
-        _sample(request, t0_s, *row)
-        for request, row in zip(requests, zip(*lists, strict=True), strict=True)
-    ]
+    try:
+        return [
+            _sample(request, t0_s, *row)
+            for request, row in zip(requests, zip(*lists, strict=True), strict=True)
+        ]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise NoResult(f"its result holds values of another kind: {error}") from None
 
 
 def _sample(

@@ -127,6 +127,11 @@ def test_a_result_of_other_requests_is_none(told: dict[str, Any]) -> None:
         samples_of(told, [request("a", lane="x"), request("b", lane="x")], 0.0)
 
 
+def test_a_value_of_another_kind_is_no_result() -> None:
+    with pytest.raises(NoResult, match="another kind"):
+        samples_of({**TOLD, "ttfts": [None, 0.0]}, [request("a", lane="x"), request("b")], 0.0)
+
+
 def test_it_may_take_as_long_as_its_requests_in_turn() -> None:
     spec = WindowSpec(
         host="h", port=1, requests=Path(), out=Path(), scrape_every_s=None, metrics_path="/",
