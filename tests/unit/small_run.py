@@ -18,7 +18,7 @@ from kit.lock_file import lock_sha256, read_lock
 from kit.manifest import RanImage, load_manifest, manifest_json
 from kit.model import ModelLock, find_model
 from kit.paths import MANIFESTS
-from kit.plan import PlannedModel
+from kit.plan import PlannedModel, PlannedSampler
 from kit.reference import unpack_reference
 
 IMAGE = "v0.32.0-cpu"
@@ -74,13 +74,16 @@ def ran_image() -> RanImage:
     )
 
 
-def make_run(folder: Path) -> Path:
+def make_run(folder: Path, *, sampler: PlannedSampler | None = None) -> Path:
     """Lay a reference out as a run folder whose image and model are the small ones."""
     run = unpack_reference(REFERENCE, folder)
     manifest = load_manifest(run / "manifest.json")
     files = {name: hashlib.sha256(content).hexdigest() for name, content in MODEL_FILES.items()}
     plan = manifest.plan.model_copy(
-        update={"model": PlannedModel(id=MODEL, weights="dummy", files=files)}
+        update={
+            "model": PlannedModel(id=MODEL, weights="dummy", files=files),
+            "sampler": sampler,
+        }
     )
     changes = {"images": (ran_image(),), "plan": plan, "plan_sha256": plan.sha256}
     store.write_text(run / "manifest.json", manifest_json(manifest.model_copy(update=changes)))

@@ -29,7 +29,7 @@ from small_run import (
 from kit import bundle_index, oci, store
 from kit.archive import END, archive_chunks, header, padding
 from kit.bundle_index import Index, Member, parse_index, render_index
-from kit.bundle_load import install_model_from_bundle
+from kit.bundle_load import install_model_from_bundle, install_sampler_from_bundle
 from kit.errors import (
     BadFile,
     BundleDamaged,
@@ -45,7 +45,10 @@ from kit.errors import (
 from kit.image import identity_of_stream
 from kit.manifest import load_manifest
 from kit.model import find_model
+from kit.plan import PlannedSampler
+from kit.sampler_tool import wheel_of
 from kit.unbundle import is_bundle, read_unbundled, unbundle
+from kit.wheels import wheel_path
 
 Files = dict[str, bytes]
 
@@ -643,3 +646,51 @@ def test_a_file_that_is_none_is_one_clear_error(kind: str, tmp_path: Path) -> No
 def test_a_folder_that_is_no_unbundled_one_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"bundle\.json"):
         read_unbundled(tmp_path)
+
+
+SAMPLER_WHEEL = b"a wheel"
+SAMPLER = PlannedSampler(version="9.9", wheel_sha256=hashlib.sha256(SAMPLER_WHEEL).hexdigest())
+TOOL = f"tool/{wheel_of(SAMPLER).file}"
+
+
+@pytest.fixture
+def sampled(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a run that sampled stacks; the cache holds the sampler's wheel meanwhile."""
+    kept = wheel_path(wheel_of(SAMPLER))
+    store.write_bytes(kept, SAMPLER_WHEEL)
+    yield make_run(tmp_path_factory.mktemp("sampled") / "run", sampler=SAMPLER)
+    kept.unlink(missing_ok=True)
+
+
+def test_the_sampler_travels_with_the_run(
+    sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundle(sampled, tmp_path / "x.kitbundle")
+    assert split((tmp_path / "x.kitbundle").read_bytes())[TOOL] == SAMPLER_WHEEL
+    unbundle(tmp_path / "x.kitbundle", tmp_path / "out")
+    monkeypatch.setenv("KIT_CACHE", str(tmp_path / "bare"))
+    assert install_sampler_from_bundle(read_unbundled(tmp_path / "out"))
+    assert wheel_path(wheel_of(SAMPLER)).read_bytes() == SAMPLER_WHEEL
+
+
+def test_a_sampler_that_is_not_here_is_left_out_and_said_so(sampled: Path, tmp_path: Path) -> None:
+    wheel_path(wheel_of(SAMPLER)).unlink()
+    index = make_bundle(sampled, tmp_path / "x.kitbundle")
+    assert [(one.what, one.digests) for one in index.left_out] == [
+        ("tool", {"sha256": SAMPLER.wheel_sha256})
+    ]
+    unbundle(tmp_path / "x.kitbundle", tmp_path / "out")
+    assert not install_sampler_from_bundle(read_unbundled(tmp_path / "out"))
+
+
+def test_another_sampler_than_the_plan_s_is_refused(
+    sampled: Path, whole: bytes, attempt: Callable[[bytes], KitError]
+) -> None:
+    make_bundle(sampled, sampled.with_suffix(".kitbundle"))
+    files = split(sampled.with_suffix(".kitbundle").read_bytes())
+    changed = attempt(join({**files, TOOL: b"another"}))
+    assert "other bytes than the plan says" in changed.message
+    gone = attempt(join({name: c for name, c in files.items() if name != TOOL}))
+    assert f"{TOOL}: missing" in gone.message
+    strange = attempt(join({**split(whole), "tool/any.whl": b"x"}))
+    assert "tool/any.whl: no tool of the plan" in strange.message
