@@ -34,7 +34,7 @@ from .writer import encode_line
 EXIT_NO_RESULT = 69
 LOG = "load-tool.log"
 START_S = 180.0
-"""Importing vLLM took 20 to 60 s on two cores."""
+"""For the import of vLLM and PyTorch, on a slow machine as well."""
 _TELL_EVERY_S = 1.0
 _LISTS = ("start_times", "ttfts", "itls", "errors", "input_lens", "output_lens", "generated_texts")
 _ERROR = 500  # characters
