@@ -207,6 +207,9 @@ class Needs(Value):
         return [name for name in self.model_files if name not in present]
 
 
+MEASURED = "measure"
+
+
 @dataclass(frozen=True)
 class Phase:
     """Requests that are sent in one window; `requests` are the lines of the load file.

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kit.experiment import MEASURED
 from kit.fact import Fact
 from kit.manifest import Manifest, Replicate
 from kit.plan import PlannedArm, PlannedPhase, canonical_sha256
 
 VERSION = "0.2"
-MEASURED = "measure"
 _STATISTICS = {  # reading -> where its mean belongs, in which unit
     "output_tok_per_s": ("throughput", "output_token_rate", "tokens/s"),
     "tpot_mean_s": ("latency", "time_per_output_token", "s/token"),

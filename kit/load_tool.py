@@ -17,7 +17,6 @@ from kit.experiment import unknown
 
 LoadTool = Literal["kit", "vllm-bench"]
 TOOL_NAMES: Mapping[LoadTool, str] = {"vllm-bench": "vllm bench serve"}
-MEASURED = "measure"
 CLIENT_MEMORY_BYTES = 4 * 2**30
 """The tool imports vLLM and PyTorch, which the kit's own generator does not."""
 

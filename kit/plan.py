@@ -17,6 +17,7 @@ from pydantic import Field
 
 from kit.errors import BadFile
 from kit.experiment import (
+    MEASURED,
     Arm,
     Condition,
     Evaluation,
@@ -32,7 +33,7 @@ from kit.experiment import (
     unknown,
 )
 from kit.guard import Limits
-from kit.load_tool import MEASURED, LoadTool, tool_words
+from kit.load_tool import LoadTool, tool_words
 from kit.sequential import Stopping
 from kit.tasks import evaluation_words, task_files
 from kit.topology import PORT, Topology, find_topology

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kit.errors import UnknownName, UsageError
-from kit.experiment import Scale, find_experiment
+from kit.experiment import MEASURED, Scale, find_experiment
 from kit.inside.spec import Request, WindowSpec
 from kit.inside.tool_window import NoResult, longest_s, samples_of
 from kit.inside.vllm_bench import in_order, words_of
-from kit.load_tool import MEASURED, find_load_tool, tool_words
+from kit.load_tool import find_load_tool, tool_words
 
 SCALE = Scale(model="m", seed=1)
 BODY = {"model": "m", "prompt": [1, 2], "max_tokens": 4, "stream": True, "temperature": 0.0}
