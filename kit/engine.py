@@ -136,14 +136,20 @@ def connect(*, timeout_s: float = 60.0) -> docker.DockerClient:
         version = client.version()
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise _unreachable(where, str(error)) from None
-    number = str(version.get("Version", ""))
-    if _major(number) < MINIMUM_ENGINE:
-        client.close()
-        raise EngineTooOld(
-            f"Docker Engine {number or '(unknown)'} is too old, {MINIMUM_ENGINE} is needed",
-            hint=SETUP_HINT,
-        )
-    return client
+    number = str(version.get("Version", "")) or "(unknown)"
+    if is_podman(version):
+        found = f"Podman {number} answers"
+    elif _major(number) < MINIMUM_ENGINE:
+        found = f"Docker Engine {number} is too old"
+    else:
+        return client
+    client.close()
+    raise EngineTooOld(f"{found}, Docker Engine {MINIMUM_ENGINE} is needed", hint=SETUP_HINT)
+
+
+def is_podman(version: Mapping[str, Any]) -> bool:
+    """Say whether Podman gave this answer to Docker's question about versions."""
+    return any(part.get("Name") == "Podman Engine" for part in version.get("Components") or [])
 
 
 def _major(version: str) -> int:

@@ -95,20 +95,25 @@ def test_twelve_cases_lose_a_node_and_are_recognised_when_submitted_again(
     three: Cluster, tmp_path: Path
 ) -> None:
     path = plan(tmp_path / "plan", 12)
-    child = start(three, path)
+    run_and_lose_a_node(three, path)
+    before = {p: p.stat().st_mtime_ns for p in path.parent.rglob("runs/*/fleet.json")}
+    _, err = fleet(three, path)
+    assert "12 finished, 0 to submit" in err
+    assert {p: p.stat().st_mtime_ns for p in path.parent.rglob("runs/*/fleet.json")} == before
+
+
+def run_and_lose_a_node(made: Cluster, path: Path) -> None:
+    """Run a plan by one command, kill n2 while it measures: its cases finish elsewhere."""
+    child = start(made, path)
     at_work = wait_for_attempt(path, "n2")
-    three.lose("n2")
-    _, err = child.communicate(timeout=3000)
+    made.lose("n2")
+    _, err = child.communicate(timeout=10_000)
     assert child.returncode == 0, err
     check_all_finished_once(path)
     records = [json.loads(p.read_text("utf-8")) for p in path.parent.rglob("runs/*/fleet.json")]
     moved = {r["case"]: r for r in records if len(r["attempts"]) > 1}
     assert set(moved) >= {at_work}
     assert all(r["node"] != "n2" for r in moved.values())
-    before = {p: p.stat().st_mtime_ns for p in path.parent.rglob("runs/*/fleet.json")}
-    _, err = fleet(three, path)
-    assert "12 finished, 0 to submit" in err
-    assert {p: p.stat().st_mtime_ns for p in path.parent.rglob("runs/*/fleet.json")} == before
 
 
 def wait_for_attempt(path: Path, node: str) -> str:
@@ -180,13 +185,15 @@ def test_each_node_is_beside_the_others_in_one_index(three: Cluster, tmp_path: P
     assert index["split"] == []
 
 
-def test_twelve_cases_of_real_vllm(three: Cluster, tmp_path: Path) -> None:
+@pytest.mark.timeout(12_000)
+def test_twelve_cases_of_real_vllm_lose_a_node(three: Cluster, tmp_path: Path) -> None:
     """By hand mostly: some forty minutes on two cores. Two at once for the sake of memory."""
-    nodes = {"small": {"platform": "cpu", "time_min": 60, "at_once": 2}}
+    nodes = {"small": {"platform": "cpu", "time_min": 120, "at_once": 2}}
     changes = {"stub": None, "experiments": ["exp3_fp8_kv"], "ready_timeout_s": 900.0}
     path = plan(tmp_path / "plan", 12, nodes=nodes, **changes)
-    fleet(three, path)
-    check_all_finished_once(path)
+    run_and_lose_a_node(three, path)
+    _, err = fleet(three, path)
+    assert "12 finished, 0 to submit" in err
 
 
 def test_more_nodes_shorten_the_wall_time(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import docker
 import docker.errors
@@ -161,8 +162,10 @@ def test_a_socket_without_permission_is_forbidden(tmp_path: Path) -> None:
 
 
 class OldEngine(BaseHTTPRequestHandler):
+    told: Mapping[str, Any]
+
     def do_GET(self) -> None:
-        body = json.dumps({"Version": "20.10.24", "ApiVersion": "1.41", "MinAPIVersion": "1.12"})
+        body = json.dumps({"ApiVersion": "1.41", "MinAPIVersion": "1.12", **self.told})
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -184,11 +187,22 @@ def old_engine() -> Iterator[str]:
     server.server_close()
 
 
-def test_an_engine_of_yesterday_is_too_old(
-    old_engine: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"Version": "20.10.24"}, r"^Docker Engine 20\.10\.24 is too old, Docker Engine 26 is"),
+        (
+            {"Version": "4.3.1", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]},
+            r"^Podman 4\.3\.1 answers, Docker Engine 26 is needed",
+        ),
+    ],
+)
+def test_an_engine_of_yesterday_or_of_another_make_is_refused(
+    told: dict[str, Any], said: str, old_engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(OldEngine, "told", told, raising=False)
     monkeypatch.setenv("DOCKER_HOST", old_engine)
-    with pytest.raises(EngineTooOld, match=r"20\.10\.24 is too old, 26"):
+    with pytest.raises(EngineTooOld, match=said):
         engine.connect()
 
 
