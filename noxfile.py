@@ -195,7 +195,7 @@ def doctor(session: nox.Session) -> None:
 
 @nox.session
 def images(session: nox.Session) -> None:
-    """Show the image matrix: id, commit, CUDA, locked, built, identical."""
+    """Show the image matrix: id, vLLM, CUDA, locked, built, identical."""
     kit(session, "images", *session.posargs)
 
 

@@ -23,9 +23,10 @@ from kit.plan import Plan
 def analyse_again(run: Path) -> dict[str, Any]:
     """Return the recomputed parts of the manifest and whether they equal the recorded ones.
 
-    `equal` compares the bytes of both as JSON; `changed_files` are the files that are not as the
-    manifest says. Reads only the run's folder; raises `BadFile` or `NotFound` naming what is
-    missing, and `BadFile` when the plan is not the one that was hashed before the run.
+    `equal` compares the bytes of both as JSON, `differs` names the parts that are not equal;
+    `changed_files` are the files that are not as the manifest says. Reads only the run's folder;
+    raises `BadFile` or `NotFound` naming what is missing, and `BadFile` when the plan is not the
+    one that was hashed before the run.
     """
     manifest = load_manifest(run / "manifest.json")
     if manifest.plan.sha256 != manifest.plan_sha256:
@@ -38,9 +39,11 @@ def analyse_again(run: Path) -> dict[str, Any]:
     bare = [r.model_copy(update={"readings": ()}) for r in manifest.replicates]
     unsupported = refused(run, experiment, bare)
     parts = _parts(analyse(run, plan, experiment, bare, unsupported=unsupported))
+    recorded = _parts(manifest)
     return {
         **parts,
-        "equal": _bytes(parts) == _bytes(_parts(manifest)),
+        "equal": _bytes(parts) == _bytes(recorded),
+        "differs": [name for name in parts if _bytes(parts[name]) != _bytes(recorded[name])],
         "changed_files": store.changed_files(run, manifest.files),
     }
 
@@ -73,7 +76,7 @@ def check_numbers(run: Path) -> None:
         )
 
 
-def _bytes(parts: dict[str, Any]) -> bytes:
+def _bytes(parts: object) -> bytes:
     return json.dumps(parts, ensure_ascii=False, sort_keys=True).encode()
 
 

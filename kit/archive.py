@@ -118,7 +118,10 @@ def read_first(source: IO[bytes], name: str, limit: int) -> bytes:
     size = _size_in(block)
     start = name.encode().ljust(NAME_BYTES, b"\0")[: len(block)]
     if block[:NAME_BYTES] != start and block[257:262] != b"ustar":
-        raise BundleRefused("not a bundle: no archive of this kind", hint="was it compressed?")
+        raise BundleRefused(
+            "not a bundle: no archive of this kind",
+            hint="take the `.kitbundle` that `nox -s bundle` wrote",
+        )
     if len(block) < BLOCK:
         raise BundleDamaged(f"{name}: the file ends inside its header", hint="copy it again")
     if size is None or block != header(name, size):

@@ -65,7 +65,9 @@ def make_bundle(
     if fault_of_name(manifest.run_id) or "/" in manifest.run_id:
         raise BadFile("manifest.json: run_id: cannot be a file's name")
     if wrong := store.changed_files(run, manifest.files):
-        raise StaleNumber(f"a raw file is not as the manifest says: {wrong[0]}")
+        raise StaleNumber(
+            f"a raw file is not as the manifest says: {wrong[0]}", hint=store.CHANGED_HINT
+        )
     target = out or run.resolve().parent / f"{manifest.run_id}{SUFFIX}"
     content = Content()
     _add_run(content, run, manifest)

@@ -6,6 +6,7 @@ stdout carries data (tables, JSON), stderr everything meant for a person.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from kit.cli_fleet import fleet_command
 from kit.cli_images import Json, add_image_commands
 from kit.cli_report import add_report_commands
 from kit.cli_share import add_share_commands
-from kit.errors import Interrupted, KitError, UsageError
+from kit.errors import BadFile, Interrupted, KitError, UsageError
 from kit.experiment import experiment_docs, find_experiment
 from kit.load_tool import find_load_tool
 from kit.manifest import Manifest
@@ -195,6 +196,7 @@ def _end(manifest: Manifest, folder: Path, *, as_json: bool) -> None:
     verdict, effect = manifest.verdict, manifest.effect
     assert verdict is not None
     console.say(f"verdict: {verdict.word}: {verdict.reason}")
+    console.say(f"  next: nox -s show -- {shlex.quote(str(folder))}")
     if as_json:
         console.data(
             {
@@ -246,16 +248,27 @@ def analyse_command(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
     as_json: Json = False,
 ) -> None:
-    """Compute measures and verdict again from a run's raw files, and compare with its manifest."""
-    from kit.again import analyse_again
+    """Compute measures and verdict again from a run's raw files, and compare with its manifest.
 
+    Exit code 70: the numbers, or the bytes of a raw file, are not those of the manifest.
+    """
+    from kit.again import analyse_again
+    from kit.manifest import load_manifest
+
+    if load_manifest(run / "manifest.json").status == "running":
+        raise BadFile("manifest.json: the run has not ended", hint="wait for its end, or resume it")
     result = analyse_again(run)
+    changed, differs = result["changed_files"], ", ".join(result["differs"])
     if as_json:
         console.data(result)
     else:
         console.say(f"verdict: {result['verdict']['word']}: {result['verdict']['reason']}")
-        console.say("equal to the manifest" if result["equal"] else "NOT equal to the manifest")
-    raise typer.Exit(0 if result["equal"] else 70)
+        for line in changed:
+            console.say(f"changed: {line}")
+        console.say(f"NOT equal to the manifest: {differs}" if differs else "equal to the manifest")
+        if changed and not differs:
+            console.say("no number differs, yet the changed bytes are not those that were measured")
+    raise typer.Exit(70 if differs or changed else 0)
 
 
 @app.command("reference")

@@ -42,7 +42,7 @@ def reproduce_command(
 
     Ends in reproduced (exit 0), not reproduced (6), inconclusive (7) or incomparable (8).
     """
-    from kit import reproduce, store
+    from kit import compare, reproduce, store
     from kit.obtain import Source
     from kit.reproduction_report import show_preflight
     from kit.unbundle import is_bundle, unbundle
@@ -56,6 +56,8 @@ def reproduce_command(
         blocking = found.preflight.blocking
         if not as_json:
             show_preflight(found.preflight)
+        if why := compare.only_inconclusive(recorded.manifest, quick=quick):
+            console.warn(f"this can only end inconclusive: {why}")
         if not blocking and not only_check:
             word, told = _run_again(
                 found, accepted, out, quick=quick, source=Source(bundle, registry)

@@ -261,16 +261,29 @@ def _no_verdict(first: Manifest, second: Manifest) -> tuple[Word, str] | None:
         if then.word == now.word:
             return "reproduced", f"both are unsupported: {now.reason}"
         return "incomparable", f"only one of the machines can do this: {_unsupported(then, now)}"
-    for name, verdict in (("original", then), ("new run", now)):
-        if verdict.word in ("invalid", "confounded"):
-            return "inconclusive", f"the {name} is {verdict.word}: {verdict.reason}"
-    for name, manifest in (("original", first), ("new run", second)):
-        if manifest.not_acted:
-            return (
-                "inconclusive",
-                f"in the {name} the variable was not seen to act: {manifest.not_acted[0]}",
-            )
+    stop = _unjudged("original", first) or _unjudged("new run", second)
+    return ("inconclusive", stop) if stop else None
+
+
+def _unjudged(name: str, manifest: Manifest) -> str | None:
+    """Return why nothing can be said about a result, from one of the two runs alone."""
+    verdict = manifest.verdict
+    if verdict is not None and verdict.word in ("invalid", "confounded"):
+        return f"the {name} is {verdict.word}: {verdict.reason}"
+    if manifest.not_acted:
+        return f"in the {name} the variable was not seen to act: {manifest.not_acted[0]}"
     return None
+
+
+def only_inconclusive(first: Manifest, *, quick: bool) -> str | None:
+    """Return why running an original again can only end inconclusive, known before it runs."""
+    if first.verdict is not None and first.verdict.word == "unsupported":
+        return None
+    if stop := _unjudged("original", first):
+        return stop
+    if (pairs := _pairs(first)) < MIN_PAIRS:
+        return f"the original has {pairs} of at least {MIN_PAIRS} pairs"
+    return "--quick runs one pair" if quick else None
 
 
 def _unsupported(then: Any, now: Any) -> str:

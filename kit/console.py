@@ -72,8 +72,8 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
             print("\t".join(row))
         return
     grid = Table(title=title, title_justify="left")
-    for column in columns:
-        grid.add_column(column)
+    for number, column in enumerate(columns):
+        grid.add_column(column, no_wrap=number == 0)  # the first is what a person copies
     for row in rows:
         grid.add_row(*[Text(cell) for cell in row])
     _out.print(grid)

@@ -29,7 +29,9 @@ def export(run: Path, name: str) -> list[Path]:
     manifest = load_manifest(run / "manifest.json")
     if wrong := store.changed_files(run, manifest.files):
         raise StaleNumber(
-            f"a raw file is not as the manifest says: {wrong[0]}", detail="\n".join(wrong)
+            f"a raw file is not as the manifest says: {wrong[0]}",
+            hint=store.CHANGED_HINT,
+            detail="\n".join(wrong),
         )
     return FORMATS[name](run, manifest)
 

@@ -177,7 +177,9 @@ def find_image(name: str) -> ImageRecord:
     near = difflib.get_close_matches(name, records, n=1, cutoff=0.4)
     raise UnknownName(
         f"no image `{name}`; known: {', '.join(records)}",
-        hint=f"did you mean `{near[0]}`?" if near else "add it to docker/images.yaml",
+        hint=f"did you mean `{near[0]}`?"
+        if near
+        else "an image of your own is described in docker/images.yaml",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kit.errors import BadFile
+from kit.errors import BadFile, NotFound
 from kit.fact import Fact
 from kit.guard import GuardResult
 from kit.measure import Reading
@@ -26,6 +26,7 @@ from kit.value import Value, is_empty, load_json, one_line, parse_value
 from kit.verdict import Effect, Verdict
 
 VERSION = "1.1"
+_RUN_HINT = "give a run's folder (below runs/) or a manifest (below manifests/)"
 
 Status = Literal["running", "complete", "failed", "interrupted"]
 
@@ -166,8 +167,15 @@ def now_utc() -> str:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read a manifest; raise `BadFile` with the path inside it, or with the version it needs."""
-    return parse_manifest(load_json(path), path.name)
+    """Read a manifest.
+
+    Raises `NotFound`, and `BadFile` with the path inside it, or with the version it needs.
+    """
+    try:
+        raw = load_json(path)
+    except NotFound as error:
+        raise NotFound(error.message, hint=_RUN_HINT) from None
+    return parse_manifest(raw, path.name)
 
 
 def parse_manifest(raw: dict[str, Any], source: str) -> Manifest:

@@ -73,7 +73,7 @@ def wait_healthy(
             )
         if time.monotonic() - told >= 15:
             told = time.monotonic()
-            say(f"  {service}: {waited:.0f} s, {_last_log_line(container)}")
+            say(f"  {service}: {waited:.0f} of {timeout_s:.0f} s, {_last_log_line(container)}")
         time.sleep(every_s)
 
 
@@ -131,7 +131,7 @@ def _check_probe(health: dict[str, Any], service: str, container: Any) -> None:
 
 def _last_log_line(container: Any) -> str:
     lines = [line for line in log_tail(container, 1).splitlines() if line.strip()]
-    return lines[-1].strip()[-110:] if lines else "nothing logged yet"
+    return f"last log line: {lines[-1].strip()[:110]}" if lines else "nothing logged yet"
 
 
 def check_alive(container: Any, service: str) -> None:

@@ -57,7 +57,9 @@ def conclude_again(run: Path) -> Manifest:
             hint="only a whole run can be concluded",
         )
     if wrong := store.changed_files(run, manifest.files):
-        raise StaleNumber(f"a raw file is not as the manifest says: {wrong[0]}")
+        raise StaleNumber(
+            f"a raw file is not as the manifest says: {wrong[0]}", hint=store.CHANGED_HINT
+        )
     found = _analyse(run, manifest)
     if not (run / AS_RUN).exists():
         store.write_bytes(run / AS_RUN, (run / "manifest.json").read_bytes())

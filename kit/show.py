@@ -115,7 +115,7 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     found += [
         ("model", f"{summary['model']['id']}, {summary['model']['weights']} weights"),
         ("machine", _machine(summary["machine"])),
-        ("guards", "broken: " + ", ".join(g) if (g := summary["broken_guards"]) else "all held"),
+        ("guards", _guards_text(summary)),
         ("warnings", ", ".join(summary["warnings"]) or "none"),
         ("", "`nox -s explain -- WORD` says what a verdict, guard or warning means"),
     ]
@@ -124,6 +124,12 @@ def lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     found += [("where" if not n else "", text) for n, text in enumerate(_places(summary))]
     found += [("next", summary["next"])] if summary["next"] else []
     return [(name, "".join(c if c.isprintable() else " " for c in text)) for name, text in found]
+
+
+def _guards_text(summary: dict[str, Any]) -> str:
+    if summary["verdict"] is None:
+        return "not judged: the run has no verdict" if summary["finished_utc"] else "not judged yet"
+    return "broken: " + ", ".join(g) if (g := summary["broken_guards"]) else "all held"
 
 
 def _effect(effect: dict[str, Any]) -> str:

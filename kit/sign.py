@@ -225,7 +225,7 @@ def _check_raw(path: Path, manifest: Manifest) -> Raw:
     else:
         return "not at hand"
     if wrong:
-        raise SignatureWrong(wrong[0], hint="a raw file is not the one that the manifest records")
+        raise SignatureWrong(wrong[0], hint=store.CHANGED_HINT)
     return "all as recorded"
 
 

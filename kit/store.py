@@ -136,6 +136,9 @@ def hash_files(run: Path) -> dict[str, RawFile]:
     return found
 
 
+CHANGED_HINT = "take the run's folder as it was; `nox -s analyse -- RUNDIR` names each changed file"
+
+
 def changed_files(run: Path, files: dict[str, RawFile]) -> list[str]:
     """Return `name: what is wrong` for each file that is not as the manifest says."""
     wrong = []

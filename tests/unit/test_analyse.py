@@ -12,6 +12,7 @@ from virtual_run import drawn, exp1_run, write_raw, write_run
 
 from kit.again import analyse_again
 from kit.analyse import Analysis, analyse, comparable, conclude, has_answer, is_enough
+from kit.cli import main
 from kit.errors import BadFile, NotFound
 from kit.fact import Fact
 from kit.planted import FAULTS
@@ -237,6 +238,36 @@ def test_a_changed_sample_gives_other_numbers_and_is_named(tmp_path: Path) -> No
     again = analyse_again(tmp_path)
     assert again["equal"] is False
     assert again["changed_files"] == [f"{name}: other bytes than the manifest says"]
+
+
+def test_a_byte_that_changes_no_number_is_named_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, exp1_run())
+    path = next(tmp_path.glob("replicates/00-*/measure/samples.jsonl"))
+    path.write_text(path.read_text("utf-8").replace(": ", ":  ", 1), "utf-8")
+    assert main(["analyse", str(tmp_path)]) == 70
+    told = capsys.readouterr().err
+    assert f"changed: {path.relative_to(tmp_path).as_posix()}: other bytes" in told
+    assert "no number differs" in told
+
+
+def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, exp1_run())
+    change_first_sample(tmp_path)
+    assert main(["analyse", str(tmp_path)]) == 70
+    assert "NOT equal to the manifest: readings" in capsys.readouterr().err
+
+
+def test_a_run_that_has_not_ended_is_not_analysed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, exp1_run())
+    path = tmp_path / "manifest.json"
+    raw = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(raw | {"status": "running", "verdict": None}), "utf-8")
+    assert main(["analyse", str(tmp_path)]) == 11
+    assert "the run has not ended" in capsys.readouterr().err
 
 
 def test_a_number_changed_in_the_manifest_is_found(tmp_path: Path) -> None:

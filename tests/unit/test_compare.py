@@ -132,6 +132,17 @@ def test_a_run_without_a_sound_verdict_brings_nothing_back(
     assert "as planted" in found.reason
 
 
+def test_what_can_only_end_inconclusive_is_known_before(run: Manifest) -> None:
+    assert compare.only_inconclusive(run, quick=False) is None
+    assert compare.only_inconclusive(run, quick=True) == "--quick runs one pair"
+    invalid = run.model_copy(update={"verdict": Verdict(word="invalid", reason="late")})
+    assert compare.only_inconclusive(invalid, quick=False) == "the original is invalid: late"
+    assert run.effect is not None
+    two = run.effect.model_copy(update={"values": run.effect.values[:2]})
+    few = run.model_copy(update={"effect": two})
+    assert compare.only_inconclusive(few, quick=False) == "the original has 2 of at least 6 pairs"
+
+
 def test_two_refusals_of_the_engine_are_the_same_result(run: Manifest, other: Manifest) -> None:
     verdict = Verdict(word="unsupported", reason="no fp8 on this processor")
     both = [m.model_copy(update={"verdict": verdict}) for m in (run, other)]

@@ -70,3 +70,11 @@ def test_the_command_prints_a_screen_or_json(run: Path, capsys: pytest.CaptureFi
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"]["word"] == "inconclusive"
     assert found["arms"][1]["median"] > 0
+
+
+def test_a_run_that_goes_on_is_not_said_to_have_held_its_guards(run: Path) -> None:
+    path = run / "manifest.json"
+    raw = json.loads(path.read_text("utf-8"))
+    begun = raw | {"status": "running", "verdict": None, "finished_utc": None}
+    path.write_text(json.dumps(begun), "utf-8")
+    assert dict(lines(summarise(run)))["guards"] == "not judged yet"
